@@ -1,0 +1,301 @@
+"""The only function that changes the state. Imports state, events, model and states.
+
+`apply(state, event, stamp)` may not refuse: what it is given is already (or in the same step) in the journal,
+so replaying the journal needs no second interpreter. It returns what the shell is to do once the event is durable;
+a replay drops these actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpuq.core.events import (
+    AnyAction,
+    AnyEvent,
+    AttemptEnded,
+    AttemptEnding,
+    AttemptStarted,
+    GpusChanged,
+    JobDropped,
+    JobHeld,
+    JobPlaced,
+    JobReleased,
+    JobRequeued,
+    JobsForgotten,
+    JobSignalled,
+    JobsSubmitted,
+    JobUpdated,
+    NodeChanged,
+    NodeDrained,
+    NodeResumed,
+    ReachChanged,
+    ReleaseAttempt,
+    SetLimit,
+    SignalAttempt,
+    StartAttempt,
+    StopAttempt,
+    StopOrdered,
+    StrayFound,
+    StrayGone,
+)
+from gpuq.core.model import Attempt, AttemptId, Job, JobId, Stamp
+from gpuq.core.state import ClusterState, Stray
+from gpuq.core.states import JobState as S
+from gpuq.core.states import Reason, Step, check_transition
+from gpuq.errors import InternalError, InvariantBroken
+
+
+def apply(state: ClusterState, event: AnyEvent, stamp: Stamp) -> list[AnyAction]:
+    """Carry an event into the state; the actions are to be done once the event is durable.
+
+    Raises IllegalTransition before anything changed when the table forbids the step.
+    """
+    function = _APPLY.get(type(event))
+    if function is None:
+        raise InternalError(f"no rule to apply {type(event).__name__}")
+    return function(state, event, stamp)
+
+
+def _attempt_of(job: Job, attempt: AttemptId) -> Attempt:
+    if job.attempt is None or job.attempt.id != attempt:
+        raise InternalError(f"job {job.id} has no attempt {attempt}")
+    return job.attempt
+
+
+def _submitted(state: ClusterState, event: JobsSubmitted, stamp: Stamp) -> list[AnyAction]:
+    spec = event.spec
+    ids = [JobId(f"{event.id}_{task}") for task in event.tasks] or [event.id]
+    for position, id_ in enumerate(ids):
+        state.put(
+            Job(
+                id=id_,
+                spec=spec,
+                owner=event.owner,
+                state=S.PENDING,
+                submitted_at=stamp.wall_s,
+                submitted_steady_s=stamp.steady_s,
+                order=state.next_order + position,
+                task=event.tasks[position] if event.tasks else None,
+                held=event.held,
+                not_before_at=spec.begin_at,
+            )
+        )
+    if event.tasks:
+        state.tasks[event.id] = tuple(ids)
+    if event.key:
+        state.keys[event.key] = event.id
+    state.next_order += len(ids)
+    state.next_id = max(state.next_id, int(event.id) + 1)
+    return []
+
+
+def _placed(state: ClusterState, event: JobPlaced, stamp: Stamp) -> list[AnyAction]:
+    job = state.jobs[event.job]
+    check_transition(job.id, job.state, Step.PLACED, S.CONFIGURING)
+    taken = [uuid for uuid in event.gpus if uuid in state.owners]
+    if taken:
+        raise InvariantBroken(f"GPU {taken[0]} already belongs to attempt {state.owners[taken[0]]}")
+    attempt = Attempt(
+        id=event.attempt,
+        number=job.attempt.number + 1 if job.attempt else 0,
+        node=event.node,
+        gpus=event.gpus,
+        placed_at=stamp.wall_s,
+        placed_steady_s=stamp.steady_s,
+    )
+    placed = replace(job, state=S.CONFIGURING, attempt=attempt, message=None, reason=Reason.NONE)
+    state.put(placed)
+    state.requeue_children(placed)
+    return [StartAttempt(node=event.node, attempt=event.attempt, job=event.job)]
+
+
+def _started(state: ClusterState, event: AttemptStarted, stamp: Stamp) -> list[AnyAction]:
+    job = state.jobs[event.job]
+    check_transition(job.id, job.state, Step.STARTED, S.RUNNING)
+    attempt = replace(
+        _attempt_of(job, event.attempt),
+        started_at=event.started_at,
+        started_steady_s=stamp.steady_s,
+        shim_pid=event.shim_pid,
+    )
+    started = replace(job, state=S.RUNNING, attempt=attempt)
+    state.put(started)
+    state.requeue_children(started)
+    return []
+
+
+def _stop_ordered(state: ClusterState, event: StopOrdered, stamp: Stamp) -> list[AnyAction]:
+    job = state.jobs[event.job]
+    attempt = replace(_attempt_of(job, event.attempt), stop=event.stop)
+    state.put(replace(job, attempt=attempt))
+    return [
+        StopAttempt(
+            node=attempt.node, attempt=attempt.id, reason=event.stop.kind.value, grace_s=event.stop.grace_s
+        )
+    ]
+
+
+def _ending(state: ClusterState, event: AttemptEnding, stamp: Stamp) -> list[AnyAction]:
+    job = state.jobs[event.job]
+    check_transition(job.id, job.state, Step.ENDING, S.COMPLETING)
+    attempt = replace(_attempt_of(job, event.attempt), unkillable=event.unkillable)
+    state.put(replace(job, state=S.COMPLETING, attempt=attempt))
+    return []
+
+
+def _ended(state: ClusterState, event: AttemptEnded, stamp: Stamp) -> list[AnyAction]:
+    job = state.jobs[event.job]
+    again = event.state is S.PENDING
+    check_transition(job.id, job.state, Step.REQUEUED if again else Step.ENDED, event.state)
+    attempt = replace(
+        _attempt_of(job, event.attempt), ended_at=event.ended_at, exit=event.exit, unkillable=()
+    )
+    if event.state is S.COMPLETED and event.exit.run_s is not None:
+        state.remember_run(job, event.exit.run_s)
+    if event.reason is Reason.NODE_DECLARED_DEAD:
+        state.given_up[attempt.id] = attempt.node
+    ended = replace(
+        job,
+        state=event.state,
+        attempt=attempt,
+        restarts=job.restarts + again,
+        failures=job.failures + event.failed,
+        held=event.held,
+        not_before_at=event.not_before_at,
+        reason=event.reason,
+        message=event.message,
+        ended_at=None if again else event.ended_at,
+    )
+    state.put(ended)
+    state.requeue_children(ended)
+    return [ReleaseAttempt(node=attempt.node, attempt=attempt.id)]
+
+
+def _dropped(state: ClusterState, event: JobDropped, stamp: Stamp) -> list[AnyAction]:
+    job = state.jobs[event.job]
+    check_transition(job.id, job.state, Step.DROPPED, event.state)
+    dropped = replace(
+        job, state=event.state, reason=event.reason, message=event.message, ended_at=stamp.wall_s, held=None
+    )
+    state.put(dropped)
+    state.requeue_children(dropped)
+    return []
+
+
+def _held(state: ClusterState, event: JobHeld, stamp: Stamp) -> list[AnyAction]:
+    state.put(replace(state.jobs[event.job], held=event.hold, message=event.message))
+    return []
+
+
+def _released(state: ClusterState, event: JobReleased, stamp: Stamp) -> list[AnyAction]:
+    state.put(replace(state.jobs[event.job], held=None, message=None))
+    return []
+
+
+def _requeued(state: ClusterState, event: JobRequeued, stamp: Stamp) -> list[AnyAction]:
+    job = state.jobs[event.job]
+    check_transition(job.id, job.state, Step.REQUEUED, S.PENDING)
+    state.put(
+        replace(
+            job,
+            state=S.PENDING,
+            held=event.held,
+            restarts=job.restarts + (job.attempt is not None),
+            failures=0,
+            not_before_at=None,
+            reason=Reason.NONE,
+            message=None,
+            ended_at=None,
+        )
+    )
+    return []
+
+
+def _updated(state: ClusterState, event: JobUpdated, stamp: Stamp) -> list[AnyAction]:
+    job = state.jobs[event.job]
+    state.put(replace(job, spec=event.spec, not_before_at=event.spec.begin_at))
+    if job.attempt is None or not job.state.holds_gpus or event.spec.time_limit_s == job.spec.time_limit_s:
+        return []
+    return [
+        SetLimit(node=job.attempt.node, attempt=job.attempt.id, time_limit_s=event.spec.time_limit_s)
+    ]
+
+
+def _signalled(state: ClusterState, event: JobSignalled, stamp: Stamp) -> list[AnyAction]:
+    attempt = _attempt_of(state.jobs[event.job], event.attempt)
+    return [SignalAttempt(node=attempt.node, attempt=attempt.id, signal=event.signal)]
+
+
+def _forgotten(state: ClusterState, event: JobsForgotten, stamp: Stamp) -> list[AnyAction]:
+    gone = set(event.jobs)
+    for id_ in event.jobs:
+        state.ended.pop(id_, None)
+        state.jobs.pop(id_, None)
+    arrays = {JobId(id_.partition("_")[0]) for id_ in event.jobs if "_" in id_}
+    for array in arrays:
+        left = tuple(task for task in state.tasks.get(array, ()) if task not in gone)
+        if left:
+            state.tasks[array] = left
+        else:
+            state.tasks.pop(array, None)
+            state.array_active.pop(array, None)
+    state.keys = {key: id_ for key, id_ in state.keys.items() if state.members(id_)}
+    return []
+
+
+def _node_changed(state: ClusterState, event: NodeChanged, stamp: Stamp) -> list[AnyAction]:
+    known = state.nodes.get(event.node.name)
+    drain = known.drain if known else event.node.drain
+    state.nodes[event.node.name] = replace(event.node, drain=drain)
+    return []
+
+
+def _reach_changed(state: ClusterState, event: ReachChanged, stamp: Stamp) -> list[AnyAction]:
+    state.nodes[event.node] = replace(state.nodes[event.node], reach=event.reach)
+    return []
+
+
+def _gpus_changed(state: ClusterState, event: GpusChanged, stamp: Stamp) -> list[AnyAction]:
+    state.nodes[event.node] = replace(
+        state.nodes[event.node], gpus=event.gpus, driver_error=event.driver_error
+    )
+    return []
+
+
+def _drained(state: ClusterState, event: NodeDrained, stamp: Stamp) -> list[AnyAction]:
+    state.nodes[event.node] = replace(state.nodes[event.node], drain=event.drain)
+    return []
+
+
+def _resumed(state: ClusterState, event: NodeResumed, stamp: Stamp) -> list[AnyAction]:
+    state.nodes[event.node] = replace(state.nodes[event.node], drain=None)
+    return []
+
+
+def _stray_found(state: ClusterState, event: StrayFound, stamp: Stamp) -> list[AnyAction]:
+    state.strays[event.attempt] = Stray(event.node, event.job, event.gpus)
+    for uuid in event.gpus:
+        state.owners.setdefault(uuid, event.attempt)
+    return []
+
+
+def _stray_gone(state: ClusterState, event: StrayGone, stamp: Stamp) -> list[AnyAction]:
+    stray = state.strays.pop(event.attempt, None)
+    given_up = state.given_up.pop(event.attempt, None)
+    for uuid in stray.gpus if stray else ():
+        if state.owners.get(uuid) == event.attempt:
+            del state.owners[uuid]
+    node = stray.node if stray else given_up
+    return [ReleaseAttempt(node=node, attempt=event.attempt)] if node else []
+
+
+_APPLY: dict[type, Callable[[ClusterState, Any, Stamp], list[AnyAction]]] = {
+    JobsSubmitted: _submitted, JobPlaced: _placed, AttemptStarted: _started, StopOrdered: _stop_ordered,
+    AttemptEnding: _ending, AttemptEnded: _ended, JobDropped: _dropped, JobHeld: _held, JobReleased: _released,
+    JobRequeued: _requeued, JobUpdated: _updated, JobSignalled: _signalled, JobsForgotten: _forgotten,
+    NodeChanged: _node_changed, ReachChanged: _reach_changed, GpusChanged: _gpus_changed,
+    NodeDrained: _drained, NodeResumed: _resumed, StrayFound: _stray_found, StrayGone: _stray_gone,
+}  # fmt: skip

@@ -1,0 +1,88 @@
+"""The state as bytes and back, so that a restart need not replay everything. Imports state and model.
+
+Only records are written; indexes are computed again. Specs are written once, however many tasks share one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from gpuq.core.model import AttemptId, GpuUuid, Job, JobId, JobSpec, Node, NodeName, Record
+from gpuq.core.state import ClusterState, Stray
+
+_NO_SPEC = JobSpec(name="", argv=(), cwd="", environment="")  # type: ignore[arg-type]
+
+
+class _StrayRow(Record, frozen=True, kw_only=True):
+    node: NodeName
+    job: JobId | None
+    gpus: tuple[GpuUuid, ...]
+
+
+class _Snapshot(Record, frozen=True, kw_only=True):
+    specs: tuple[JobSpec, ...]
+    jobs: tuple[tuple[int, Job], ...]  # (position in specs, the job without its spec)
+    tasks: dict[JobId, tuple[JobId, ...]]
+    nodes: dict[NodeName, Node]
+    strays: dict[AttemptId, _StrayRow]
+    given_up: dict[AttemptId, NodeName]
+    keys: dict[str, JobId]
+    history: tuple[tuple[str, str, tuple[float, ...]], ...]
+    ended: tuple[JobId, ...]
+    next_id: int
+    next_order: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Snapshot)
+
+
+def to_bytes(state: ClusterState) -> bytes:
+    """The records of the state."""
+    places: dict[int, int] = {}
+    specs: list[JobSpec] = []
+    jobs = []
+    for job in state.jobs.values():
+        place = places.get(id(job.spec))
+        if place is None:
+            place = places[id(job.spec)] = len(specs)
+            specs.append(job.spec)
+        jobs.append((place, replace(job, spec=_NO_SPEC)))
+    document = _Snapshot(
+        specs=tuple(specs),
+        jobs=tuple(jobs),
+        tasks=state.tasks,
+        nodes=state.nodes,
+        strays={id_: _StrayRow(node=s.node, job=s.job, gpus=s.gpus) for id_, s in state.strays.items()},
+        given_up=state.given_up,
+        keys=state.keys,
+        history=tuple((user, name, runs) for (user, name), runs in state.history.items()),
+        ended=tuple(state.ended),
+        next_id=state.next_id,
+        next_order=state.next_order,
+    )
+    return _encoder.encode(document)
+
+
+def from_bytes(data: bytes) -> ClusterState:
+    """The state that `to_bytes` wrote, indexes and all; raises msgspec.DecodeError on foreign bytes."""
+    document = _decoder.decode(data)
+    state = ClusterState()
+    state.nodes = document.nodes
+    state.given_up = document.given_up
+    state.keys = document.keys
+    state.history = {(user, name): runs for user, name, runs in document.history}
+    state.next_id, state.next_order = document.next_id, document.next_order
+    state.tasks = document.tasks
+    jobs = [replace(job, spec=document.specs[place]) for place, job in document.jobs]
+    # Dependencies are looked up while indexing, so every record must be there before the first is indexed.
+    state.jobs = {job.id: job for job in jobs}
+    for job in sorted(jobs, key=lambda job: job.order):
+        state.index(job)
+    state.ended = dict.fromkeys(document.ended)
+    for id_, row in document.strays.items():
+        state.strays[id_] = Stray(row.node, row.job, row.gpus)
+        for uuid in row.gpus:
+            state.owners.setdefault(uuid, id_)
+    return state

@@ -1,0 +1,247 @@
+"""The state of the cluster: records, and the indexes that follow from them. Imports model and states.
+
+core.apply is the only module that changes it; decisions are made in core.decide. `check_invariants` computes
+every index anew from the records and raises when the two differ, or when a GPU has two owners.
+
+One thing to know: pending jobs of the same Shape are interchangeable for the planner except for their age,
+so they are kept in one queue, and a queue of ten thousand equal jobs costs the planner no more than one job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gpuq.core.dependencies import Verdict, parents, singleton_key, verdict
+from gpuq.core.model import AttemptId, GpuUuid, Job, JobId, Node, NodeName, Resources
+from gpuq.core.states import JobState as S
+from gpuq.errors import InvariantBroken
+
+HISTORY_LENGTH = 20  # run times kept per (user, name)
+
+
+class Shape(NamedTuple):
+    """All that the planner looks at in a waiting job, except its age and id."""
+
+    user: str
+    name: str
+    resources: Resources
+    time_limit_s: float | None
+    priority: int
+    nice: int
+    preemptible: bool
+    not_before_at: float | None
+    array: JobId | None  # only for arrays with a limit on tasks at once
+
+
+class Stray(NamedTuple):
+    """A living attempt that no job of this state owns; it keeps its GPUs."""
+
+    node: NodeName
+    job: JobId | None
+    gpus: tuple[GpuUuid, ...]
+
+
+def shape_of(job: Job) -> Shape:
+    """The queue a pending job belongs to."""
+    spec = job.spec
+    limited = job.array if spec.array_limit else None
+    return Shape(
+        job.owner.name, spec.name, spec.resources, spec.time_limit_s, spec.priority, spec.nice,
+        spec.preemptible, job.not_before_at, limited,
+    )  # fmt: skip
+
+
+class ClusterState:
+    """Records and indexes. Everything outside this module reads it and changes nothing."""
+
+    def __init__(self) -> None:
+        # records
+        self.jobs: dict[JobId, Job] = {}
+        self.nodes: dict[NodeName, Node] = {}
+        self.strays: dict[AttemptId, Stray] = {}
+        self.given_up: dict[AttemptId, NodeName] = {}  # declared dead; to be ended should they turn up again
+        self.keys: dict[str, JobId] = {}
+        self.history: dict[tuple[str, str], tuple[float, ...]] = {}  # (user, name): run times [A100 s]
+        self.next_id = 1
+        self.next_order = 1
+        # indexes
+        self.attempts: dict[AttemptId, JobId] = {}  # attempts that hold resources
+        self.owners: dict[GpuUuid, AttemptId] = {}
+        self.tasks: dict[JobId, tuple[JobId, ...]] = {}  # array id: its tasks
+        self.array_active: dict[JobId, int] = {}
+        self.waiting: dict[Shape, dict[JobId, None]] = {}  # eligible pending jobs, oldest first
+        self.unmet: set[JobId] = set()  # pending jobs whose dependencies do not hold yet
+        self.children: dict[JobId, set[JobId]] = {}  # job or array id: pending jobs that depend on it
+        self.ended: dict[JobId, None] = {}  # final jobs, in the order they ended
+        self.used_cpus: dict[NodeName, int] = {}
+        self.used_memory_mib: dict[NodeName, int] = {}
+
+    def members(self, id_: JobId) -> tuple[JobId, ...]:
+        """The job ids behind an id: an array's tasks, or the job itself; empty when unknown."""
+        if id_ in self.jobs:
+            return (id_,)
+        return self.tasks.get(id_, ())
+
+    def active(self) -> Iterator[Job]:
+        """Jobs whose attempt holds resources."""
+        return (self.jobs[id_] for id_ in self.attempts.values())
+
+    def waiting_count(self) -> int:
+        """Number of eligible pending jobs."""
+        return sum(len(queue) for queue in self.waiting.values())
+
+    # --- upkeep of the indexes ---------------------------------------------------------------------------
+
+    def put(self, job: Job) -> None:
+        """Store a job's new record and bring every index in line."""
+        old = self.jobs.get(job.id)
+        if old is not None:
+            self._unindex(old)
+        self.jobs[job.id] = job
+        self.index(job)
+
+    def index(self, job: Job) -> None:
+        """Enter a stored job into every index; for `put`, snapshots and check_invariants only."""
+        if job.state is S.PENDING:
+            self._queue(job)
+        elif job.state.is_final:
+            self.ended[job.id] = None
+        else:
+            assert job.attempt is not None
+            self.attempts[job.attempt.id] = job.id
+            for uuid in job.attempt.gpus:
+                self.owners[uuid] = job.attempt.id
+            self._count(job, 1)
+
+    def _unindex(self, job: Job) -> None:
+        if job.state is S.PENDING:
+            self._unqueue(job)
+        elif job.state.is_final:
+            self.ended.pop(job.id, None)
+        else:
+            assert job.attempt is not None
+            self.attempts.pop(job.attempt.id, None)
+            for uuid in job.attempt.gpus:
+                if self.owners.get(uuid) == job.attempt.id:
+                    del self.owners[uuid]
+            self._count(job, -1)
+
+    def _count(self, job: Job, sign: int) -> None:
+        assert job.attempt is not None
+        node, asked = job.attempt.node, job.spec.resources
+        self.used_cpus[node] = self.used_cpus.get(node, 0) + sign * asked.cpus
+        self.used_memory_mib[node] = self.used_memory_mib.get(node, 0) + sign * (asked.memory_mib or 0)
+        if job.spec.array_limit:
+            self.array_active[job.array] = self.array_active.get(job.array, 0) + sign
+
+    def _queue(self, job: Job) -> None:
+        for parent in parents(job):
+            self.children.setdefault(parent, set()).add(job.id)
+        if job.held is not None:
+            return
+        if job.spec.dependencies.terms and verdict(self, job) is not Verdict.MET:
+            self.unmet.add(job.id)
+            return
+        queue = self.waiting.setdefault(shape_of(job), {})
+        last = next(reversed(queue), None)
+        queue[job.id] = None
+        if last is not None and self.jobs[last].order > job.order:
+            ordered = sorted(queue, key=lambda id_: self.jobs[id_].order)
+            queue.clear()
+            queue.update(dict.fromkeys(ordered))
+
+    def _unqueue(self, job: Job) -> None:
+        for parent in parents(job):
+            offspring = self.children.get(parent)
+            if offspring is not None:
+                offspring.discard(job.id)
+                if not offspring:
+                    del self.children[parent]
+        self.unmet.discard(job.id)
+        shape = shape_of(job)
+        queue = self.waiting.get(shape)
+        if queue is not None:
+            queue.pop(job.id, None)
+            if not queue:
+                del self.waiting[shape]
+
+    def requeue_children(self, job: Job) -> None:
+        """Look again at the dependencies of those that wait for this job (or for its name)."""
+        for parent in {job.id, job.array, singleton_key(job)}:
+            for child in tuple(self.children.get(parent, ())):
+                record = self.jobs[child]
+                self._unqueue(record)
+                self._queue(record)
+
+    def remember_run(self, job: Job, run_s: float) -> None:
+        """Keep a completed run time, as it would have been on the reference GPU."""
+        key = (job.owner.name, job.spec.name)
+        speed = self.attempt_speed(job)
+        self.history[key] = (*self.history.get(key, ())[-HISTORY_LENGTH + 1 :], run_s * speed)
+
+    def attempt_speed(self, job: Job) -> float:
+        """Speed prior of the GPUs a job runs on: the slowest of them; 1 without GPUs."""
+        if job.attempt is None or not job.attempt.gpus:
+            return 1.0
+        node = self.nodes.get(job.attempt.node)
+        held = set(job.attempt.gpus)
+        speeds = [gpu.speed for gpu in node.gpus if gpu.uuid in held] if node else []
+        return min(speeds, default=1.0)
+
+
+# --- invariants -----------------------------------------------------------------------------------------
+
+
+def check_invariants(state: ClusterState) -> None:
+    """Raise InvariantBroken when the state contradicts itself: what tests and the simulator call after each step."""
+    _check_owners(state)
+    fresh = ClusterState()
+    fresh.jobs = dict(state.jobs)
+    fresh.tasks = state.tasks
+    for job in sorted(state.jobs.values(), key=lambda job: job.order):
+        fresh.index(job)
+    for name in ("attempts", "unmet", "children"):
+        _same(name, getattr(state, name), getattr(fresh, name))
+    _same("waiting", _ordered(state), _ordered(fresh))
+    _same("ended", set(state.ended), set(fresh.ended))
+    for name in ("used_cpus", "used_memory_mib", "array_active"):
+        kept, computed = getattr(state, name), getattr(fresh, name)
+        _same(name, {k: v for k, v in kept.items() if v}, {k: v for k, v in computed.items() if v})
+    for job in state.jobs.values():
+        _check_job(state, job)
+
+
+def _ordered(state: ClusterState) -> dict[Shape, list[JobId]]:
+    return {shape: list(queue) for shape, queue in state.waiting.items()}
+
+
+def _same(name: str, kept: object, computed: object) -> None:
+    if kept != computed:
+        raise InvariantBroken(f"index '{name}' is {kept!r}, but the records say {computed!r}")
+
+
+def _check_owners(state: ClusterState) -> None:
+    expected: dict[GpuUuid, AttemptId] = {}
+    claims = [(job.attempt.id, job.attempt.gpus) for job in state.active() if job.attempt]
+    for attempt, gpus in claims:
+        for uuid in gpus:
+            if uuid in expected:
+                raise InvariantBroken(f"GPU {uuid} belongs to {expected[uuid]} and to {attempt}")
+            expected[uuid] = attempt
+    for attempt, stray in state.strays.items():
+        for uuid in stray.gpus:
+            expected.setdefault(uuid, attempt)
+    _same("owners", state.owners, expected)
+
+
+def _check_job(state: ClusterState, job: Job) -> None:
+    if job.state.holds_gpus and (job.attempt is None or job.attempt.exit is not None):
+        raise InvariantBroken(f"job {job.id} is {job.state.value} without a living attempt")
+    if job.state.holds_gpus and len(job.attempt.gpus if job.attempt else ()) != job.spec.resources.gpus:
+        raise InvariantBroken(f"job {job.id} does not hold the {job.spec.resources.gpus} GPUs it asked for")
+    if job.state.is_final and job.ended_at is None:
+        raise InvariantBroken(f"job {job.id} is {job.state.value} without an end time")
+    limit = job.spec.array_limit
+    if limit and state.array_active.get(job.array, 0) > limit:
+        raise InvariantBroken(f"array {job.array} runs more than {limit} tasks at once")
