@@ -117,6 +117,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     append: bool = True  # open output files for appending (else truncate)
     umask: int = 0o022
     visible: Visible = Visible.UUID
+    slurm_env: bool = False  # set SLURM_* beside GPUQ_*
     array_size: int = 0  # number of tasks; 0: not an array
     array_min: int = 0
     array_max: int = 0

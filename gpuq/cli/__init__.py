@@ -1,0 +1,1 @@
+"""The command line. May import errors, units and config; the rest of gpuq only inside functions."""

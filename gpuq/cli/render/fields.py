@@ -1,0 +1,173 @@
+"""The fields of a job that -o can name, and squeue's default columns. Imports units and render.table.
+
+One thing to know: the plain form is for programs: every field in full, one job a line, nothing cut or coloured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from gpuq.cli.render.text import plain
+from gpuq.errors import UsageError
+from gpuq.units import format_duration, format_mib
+
+Job = dict[str, Any]
+
+
+class Field(NamedTuple):
+    """A column of the plain form: heading, text, the value to sort by, alignment."""
+
+    head: str
+    text: Callable[[Job], str]
+    key: Callable[[Job], Any]
+    right: bool = False
+
+
+DEFAULT: Final = "jobid,name,user,st,time,limit,gpus,nodereason"
+LONG: Final = "jobid,name,user,state,time,limit,gpus,cpus,mem,priority,submit,start,nodereason,command"
+
+
+def gpus_text(job: Job) -> str:
+    """`2 A100`: how many, and of which type they are or must be."""
+    count = job.get("gpus_asked")
+    held = job.get("gpus") or ()
+    kind = held[0].get("type") if held else job.get("gpu_type")
+    number = "-" if count is None else str(count)
+    return f"{number} {kind}" if kind and count else number
+
+
+def who_name(job: Job, own: str) -> str:
+    """The name, with the owner before it when that is somebody else."""
+    name = str(job.get("name") or "-")
+    user = job.get("user")
+    return name if user in (own, None) else f"{user}:{name}"
+
+
+def time_text(at: float | None) -> str:
+    """Local time as squeue prints it, `-` when unknown."""
+    import time
+
+    return "-" if at is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at))
+
+
+def node_or_reason(job: Job) -> str:
+    """squeue's last column: the node, or the reason in brackets."""
+    if job.get("node") and job.get("state") != "PENDING":
+        return str(job["node"])
+    return f"({job.get('reason') or 'None'})"
+
+
+def _plain(key: str) -> Callable[[Job], str]:
+    return lambda job: "-" if job.get(key) in (None, "") else str(job[key])
+
+
+def _raw(key: str) -> Callable[[Job], Any]:
+    return lambda job: job.get(key)
+
+
+def _id_key(job: Job) -> tuple[int, int]:
+    array, _, task = str(job["id"]).partition("_")
+    return int(array) if array.isdigit() else 0, int(task) if task.isdigit() else -1
+
+
+def _word(head: str, key: str, right: bool = False) -> Field:
+    return Field(head, _plain(key), _raw(key), right)
+
+
+def _span(head: str, key: str) -> Field:
+    return Field(head, lambda job: format_duration(job.get(key)), _raw(key), True)
+
+
+def _moment(head: str, key: str) -> Field:
+    return Field(head, lambda job: time_text(job.get(key)), _raw(key))
+
+
+def _time_left(job: Job) -> float | None:
+    limit, elapsed = job.get("time_limit_s"), job.get("elapsed_s")
+    return None if limit is None else limit - (elapsed or 0)
+
+
+FIELDS: Final[dict[str, Field]] = {
+    "jobid": Field("JOBID", _plain("id"), _id_key, True),
+    "name": _word("NAME", "name"),
+    "user": _word("USER", "user"),
+    "st": _word("ST", "code"),
+    "state": _word("STATE", "state"),
+    "time": _span("TIME", "elapsed_s"),
+    "limit": Field("LIMIT", lambda job: format_duration(job.get("time_limit_s")), _raw("time_limit_s"), True),
+    "timeleft": Field("TIME_LEFT", lambda job: format_duration(_time_left(job)), _time_left, True),
+    "gpus": Field("GPUS", gpus_text, _raw("gpus_asked")),
+    "nodereason": Field("NODE(REASON)", node_or_reason, node_or_reason),
+    "node": _word("NODE", "node"),
+    "reason": _word("REASON", "reason"),
+    "message": _word("MESSAGE", "message"),
+    "gpuids": Field("GPU_IDS", lambda job: ",".join(str(gpu["uuid"]) for gpu in job.get("gpus") or ()) or "-",
+                    lambda job: str(job.get("gpus"))),
+    "gpumem": Field("GPU_MEM", lambda job: format_mib(job.get("gpu_memory_mib")), _raw("gpu_memory_mib"), True),
+    "mem": Field("MEM", lambda job: format_mib(job.get("memory_mib")), _raw("memory_mib"), True),
+    "cpus": _word("CPUS", "cpus", True),
+    "priority": _word("PRIORITY", "priority", True),
+    "restarts": _word("RESTARTS", "restarts", True),
+    "submit": _moment("SUBMIT_TIME", "submitted_at"),
+    "begin": _moment("BEGIN_TIME", "begin_at"),
+    "start": _moment("START_TIME", "started_at"),
+    "end": _moment("END_TIME", "ended_at"),
+    "expectedstart": _moment("EXPECTED_START", "expected_start_at"),
+    "expectedend": _moment("EXPECTED_END", "expected_end_at"),
+    "exit": _word("EXIT", "exit_code", True),
+    "signal": _word("SIGNAL", "exit_signal", True),
+    "command": _word("COMMAND", "command"),
+    "workdir": _word("WORK_DIR", "cwd"),
+    "stdout": _word("STDOUT", "stdout"),
+    "stderr": _word("STDERR", "stderr"),
+    "dependency": _word("DEPENDENCY", "dependency"),
+    "comment": _word("COMMENT", "comment"),
+    "attempt": _word("ATTEMPT", "attempt"),
+    "impact": _word("IMPACT", "impact", True),
+}  # fmt: skip
+_OTHER_NAMES: Final = {"id": "jobid", "jobname": "name", "username": "user", "statecompact": "st", "timeused": "time",
+                       "timelimit": "limit", "nodelist": "node", "reasonlist": "nodereason", "cwd": "workdir",
+                       "submittime": "submit", "starttime": "start", "endtime": "end"}  # fmt: skip
+
+
+def named_fields(text: str, option: str = "--format") -> list[Field]:
+    """The fields that `text` lists with commas or blanks; raises UsageError with the nearest or all names."""
+    found = []
+    for word in text.replace(",", " ").split():
+        name = word.lower().replace("_", "").replace("-", "")
+        name = _OTHER_NAMES.get(name, name)
+        if name not in FIELDS:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, FIELDS, 1)
+            hint = f"Did you mean {near[0]}? " if near else ""
+            raise UsageError(f"{option}: there is no field '{word}'.", f"{hint}Known: {', '.join(FIELDS)}.")
+        found.append(FIELDS[name])
+    if not found:
+        raise UsageError(f"{option} names no field.", f"Known: {', '.join(FIELDS)}.")
+    return found
+
+
+def sorted_jobs(jobs: list[Job], order: str) -> list[Job]:
+    """The jobs by the fields of `order`; `-field` is downward; unknown values come last."""
+    for word in reversed(order.replace(",", " ").split()):
+        field = named_fields(word.lstrip("+-"), "--sort")[0]
+        known = [job for job in jobs if field.key(job) is not None]
+        known.sort(key=field.key, reverse=word.startswith("-"))
+        jobs = known + [job for job in jobs if field.key(job) is None]
+    return jobs
+
+
+def plain_lines(jobs: list[Job], fields: list[Field], heads: bool = True) -> list[str]:
+    """One full line per job under a line of headings, aligned by blanks."""
+    rows = [[plain(field.text(job)) for field in fields] for job in jobs]
+    if heads:
+        rows.insert(0, [field.head for field in fields])
+    if not rows:
+        return []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    layout = "  ".join(
+        f"{{:{'>' if field.right else '<'}{width}}}" for field, width in zip(fields, widths, strict=True)
+    )
+    return [layout.format(*row).rstrip() for row in rows]

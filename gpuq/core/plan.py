@@ -1,0 +1,225 @@
+"""What a planner answers, the proof that the answer is sound, and its exact worth. Imports problem, model, states.
+
+A Plan says which jobs start now (`starts`) and, for those in the window, when and where the others are expected to
+(`estimates`). Times in a plan are on the steady clock, as Stamp has it.
+
+One thing to know: check_plan and objective trust nothing of a planner. They compute in whole milliseconds and exact
+fractions, so that two plans compare the same on every machine, and a solver's plan is used only when it passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Protocol
+
+from gpuq.core.model import GpuUuid, JobId, NodeName, Placement, Record, Stamp
+from gpuq.core.problem import Problem as Problem
+from gpuq.core.problem import Queue
+from gpuq.core.problem import snapshot as snapshot
+from gpuq.errors import InternalError
+
+
+class Start(Record, frozen=True, kw_only=True):
+    """One job at one time on named GPUs. start_s equal to the plan's steady_s: now."""
+
+    job: JobId
+    node: NodeName
+    gpus: tuple[GpuUuid, ...]
+    type: str  # "" for a job without GPUs
+    start_s: float
+    end_s: float
+    impact: float
+    informed: bool = False  # neither its run time nor the ends it waits for are guesses
+    passed_over: str | None = None  # the slower type it could have had now
+    passed_over_end_s: float | None = None  # and when it would have ended there
+
+
+class Plan(Record, frozen=True, kw_only=True):
+    """The answer of a planner."""
+
+    planner: str  # "fast": everything that waits starts now; "greedy"; "cp-sat"
+    stamp: Stamp
+    starts: tuple[Start, ...] = ()  # in the order in which they were decided
+    estimates: dict[JobId, Start] = {}  # of the planned window, starts included
+    prices: dict[str, float] = {}  # by GPU type; empty when not asked for
+    waiting: int = 0  # eligible jobs that do not start now
+
+    def placements(self) -> tuple[Placement, ...]:
+        """What to start now."""
+        return tuple(Placement(job=start.job, node=start.node, gpus=start.gpus) for start in self.starts)
+
+
+class Planner(Protocol):
+    """Anything that answers a Problem. It may look at nothing else, and keeps no state between two calls."""
+
+    def plan(self, problem: Problem) -> Plan:
+        """A plan that passes check_plan."""
+
+
+class UnsoundPlan(InternalError):
+    """A planner promised what the problem does not allow."""
+
+    kind = "unsound_plan"
+
+
+# --- the proof ------------------------------------------------------------------------------------------
+
+_Span = tuple[int, int, str]  # (start ms, end ms, whose)
+
+
+def check_plan(problem: Problem, plan: Plan) -> None:
+    """Raise UnsoundPlan unless every start and estimate fits the problem and all of them fit together."""
+    _check_starts(problem, plan)
+    _check_jobs(problem, plan)
+    _check_gpus(problem, plan)
+    _check_machines(problem, plan)
+    _check_arrays(problem, plan)
+
+
+def _fail(message: str) -> UnsoundPlan:
+    return UnsoundPlan(f"The plan is unsound: {message}.", "Keep the plan before it, and report this.")
+
+
+def _ms(plan: Plan, moment_s: float) -> int:
+    return round((moment_s - plan.stamp.steady_s) * 1000)
+
+
+def _offset_ms(offset_s: float) -> int:
+    return round(offset_s * 1000)
+
+
+def _check_starts(problem: Problem, plan: Plan) -> None:
+    """The starts are exactly the estimates that begin now."""
+    now = [id_ for id_, start in plan.estimates.items() if _ms(plan, start.start_s) == 0]
+    started = [start.job for start in plan.starts]
+    if sorted(now) != sorted(started):
+        raise _fail(f"it starts {started} now, but its estimates say {now}")
+    if any(plan.estimates[start.job] != start for start in plan.starts):
+        raise _fail("a start differs from the estimate of the same job")
+    if plan.stamp != problem.stamp:
+        raise _fail("it answers a problem of another moment")
+
+
+def _queues(problem: Problem) -> dict[JobId, Queue]:
+    return {head.job: queue for queue in problem.queues for head in queue.heads}
+
+
+def _check_jobs(problem: Problem, plan: Plan) -> None:
+    """Each job waits, begins no sooner than it may, takes all its GPUs on one site, and runs as long as predicted."""
+    queues = _queues(problem)
+    for id_, start in plan.estimates.items():
+        queue = queues.get(id_)
+        if queue is None or start.job != id_:
+            raise _fail(f"job {id_} does not wait")
+        if _ms(plan, start.start_s) < _offset_ms(queue.release_s):
+            raise _fail(f"job {id_} would start before it may")
+        if len(start.gpus) != queue.gpus or len(set(start.gpus)) != queue.gpus:
+            raise _fail(f"job {id_} asked for {queue.gpus} GPUs and gets {len(set(start.gpus))}")
+        _check_site(problem, plan, queue, start)
+
+
+def _check_site(problem: Problem, plan: Plan, queue: Queue, start: Start) -> None:
+    for site in queue.sites:
+        uuids = {problem.slots[slot].gpu.uuid for slot in site.slots}
+        if problem.machines[site.machine].node == start.node and uuids.issuperset(start.gpus):
+            run_ms = _ms(plan, start.end_s) - _ms(plan, start.start_s)
+            if abs(run_ms - _offset_ms(queue.prediction.on(site.speed))) > 1:
+                raise _fail(f"job {start.job} would not run as long as predicted")
+            return
+    raise _fail(f"job {start.job} cannot use GPUs {', '.join(start.gpus) or '(none)'} of {start.node} together")
+
+
+def _check_gpus(problem: Problem, plan: Plan) -> None:
+    """No GPU serves two at once, and none before it is free."""
+    spans: dict[str, list[_Span]] = {
+        slot.gpu.uuid: [(-1, _offset_ms(slot.free_at_s), "the job that holds it")]
+        for slot in problem.slots
+        if slot.free_at_s > 0
+    }
+    for start in plan.estimates.values():
+        for uuid in start.gpus:
+            spans.setdefault(uuid, []).append((_ms(plan, start.start_s), _ms(plan, start.end_s), start.job))
+    for uuid, found in spans.items():
+        found.sort()
+        for (_, end, one), (begin, _, other) in zip(found, found[1:], strict=False):
+            if begin < end:
+                raise _fail(f"GPU {uuid} would serve {one} and {other} at once")
+
+
+def _check_machines(problem: Problem, plan: Plan) -> None:
+    """At no time are more CPUs or memory of a node promised than it has."""
+    queues = _queues(problem)
+    loads: dict[str, list[tuple[int, int, int, int]]] = {}
+    for start in plan.estimates.values():
+        asked = queues[start.job].shape.resources
+        if asked.cpus or asked.memory_mib:
+            load = (_ms(plan, start.start_s), _ms(plan, start.end_s), asked.cpus, asked.memory_mib or 0)
+            loads.setdefault(start.node, []).append(load)
+    for machine in problem.machines:
+        found = loads.get(machine.node)
+        if not found:
+            continue
+        held = [(0, _end_ms(each.end_s), each.cpus, each.memory_mib) for each in machine.promises]
+        cpus = _peak((begin, end, amount) for begin, end, amount, _ in [*held, *found])
+        memory_mib = _peak((begin, end, amount) for begin, end, _, amount in [*held, *found])
+        if cpus > machine.cpus or memory_mib > machine.memory_mib:
+            raise _fail(f"{machine.node} would have to give {cpus} CPUs and {memory_mib} MiB of memory")
+
+
+def _end_ms(offset_s: float) -> int:
+    return 1 << 62 if offset_s == float("inf") else _offset_ms(offset_s)
+
+
+def _peak(loads: Iterable[tuple[int, int, int]]) -> int:
+    changes: list[tuple[int, int]] = []
+    for begin, end, amount in loads:
+        changes += [(begin, amount), (end, -amount)]
+    level = most = 0
+    for _, change in sorted(changes):
+        level += change
+        most = max(most, level)
+    return most
+
+
+def _check_arrays(problem: Problem, plan: Plan) -> None:
+    queues = _queues(problem)
+    spans: dict[JobId, list[tuple[int, int, int]]] = {
+        array: [(0, _end_ms(end_s), 1) for end_s in room.ends_s] for array, room in problem.arrays.items()
+    }
+    for start in plan.estimates.values():
+        array = queues[start.job].shape.array
+        if array is not None:
+            spans[array].append((_ms(plan, start.start_s), _ms(plan, start.end_s), 1))
+    for array, found in spans.items():
+        if _peak(found) > problem.arrays[array].limit:
+            raise _fail(f"array {array} would run more than {problem.arrays[array].limit} tasks at once")
+
+
+# --- the worth ------------------------------------------------------------------------------------------
+
+
+def objective(problem: Problem, plan: Plan) -> Fraction:
+    """Sum of weight x (waited + time to the planned end) [weighted ms]; smaller is better.
+
+    A waiting job of the problem without an estimate is charged the horizon, so leaving one out never pays.
+    """
+    horizon_ms = _offset_ms(horizon_s(problem))
+    total = Fraction(0)
+    for queue in problem.queues:
+        for position, head in enumerate(queue.heads):
+            start = plan.estimates.get(head.job)
+            end_ms = horizon_ms if start is None else _ms(plan, start.end_s)
+            total += Fraction(queue.weight(position)) * (_offset_ms(head.waited_s) + end_ms)
+    return total
+
+
+def horizon_s(problem: Problem) -> float:
+    """A time from now by which everything has ended, even one job after the other on its slowest site."""
+    last_s = max((slot.free_at_s for slot in problem.slots), default=0.0)
+    promised_s = (each.end_s for machine in problem.machines for each in machine.promises)
+    last_s = max([last_s, *(end_s for end_s in promised_s if end_s < float("inf"))])
+    for queue in problem.queues:
+        speed = queue.sites[-1].speed if queue.sites else 1.0
+        last_s = max(last_s, queue.release_s) + len(queue.heads) * queue.prediction.on(speed)
+    return last_s

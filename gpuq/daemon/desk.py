@@ -1,0 +1,50 @@
+"""What the socket's handlers work with: the loop, the fleet, the planner, and a few facts. Imports loop, fleet, planner."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuq.core.model import JobId
+from gpuq.core.state import ClusterState
+from gpuq.core.states import JobState
+from gpuq.daemon import launch
+
+if TYPE_CHECKING:
+    from gpuq.daemon.fleet import Fleet
+    from gpuq.daemon.loop import Loop
+    from gpuq.daemon.planner import DaemonPlanner
+    from gpuq.journal.store import Journal
+
+
+@dataclass
+class Desk:
+    """The parts a handler may read, and the loop it asks."""
+
+    loop: Loop
+    journal: Journal
+    fleet: Fleet
+    planner: DaemonPlanner
+    places: launch.Places
+    home: Path
+    socket: Path
+    log_path: Path
+    started_at: float
+    warnings: tuple[str, ...] = ()
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def state(self) -> ClusterState:
+        """The state as it is now; never changed from here."""
+        return self.loop.state
+
+    @property
+    def steady_s(self) -> float:
+        """This moment on the steady clock."""
+        return self.loop.clock.now().steady_s
+
+    def archived_states(self, ids: list[JobId]) -> dict[JobId, JobState]:
+        """Final states of jobs that are only in the archive."""
+        return self.journal.archived_states(ids)

@@ -1,0 +1,237 @@
+"""The single writer: requests in, events committed, then answers and actions. Imports core, journal, ports.
+
+Requests that arrive while a commit runs are taken together into the next one (group commit). Nobody is answered,
+and no action handed out, before the events are durable.
+
+One thing to know: the state is changed before the commit. Should the commit fail, the state is thrown away and
+loaded from the journal again, every requester gets the error, and gpuq is degraded until writing works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gpuq.core import snapshot
+from gpuq.core.apply import apply
+from gpuq.core.decide import Outcome, decide, step
+from gpuq.core.events import AnyAction, AnyEvent, AttemptEnded, JobDropped, JobsForgotten
+from gpuq.core.model import BlobId, Job, JobId, Stamp
+from gpuq.core.requests import AnyRequest
+from gpuq.core.state import ClusterState, check_invariants
+from gpuq.daemon.ports import Clock, Store
+from gpuq.errors import JournalError, Refused, UserError
+from gpuq.journal.archive import ArchivedGpu, ArchivedJob
+from gpuq.journal.failpoints import mutant, reach
+
+log = logging.getLogger("gpuq.loop")
+
+SNAPSHOT_EVERY = 20_000  # events between two snapshots
+MAX_BATCH = 512  # requests in one commit
+RETRY_S = 2.0  # between two tries to write while degraded
+
+
+class Asked(NamedTuple):
+    """One request on its way, the blobs it brings, and who waits for it."""
+
+    requests: tuple[AnyRequest, ...]  # all of them are granted, or none
+    blobs: dict[BlobId, bytes]
+    answer: asyncio.Future[Outcome]
+
+
+class Loop:
+    """Owns the state; everything else reads `state` and asks through `ask`."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self.store = store
+        self.clock = clock
+        self.state = ClusterState()
+        self.seq = 0
+        self.degraded: str | None = None
+        self.on_actions: Callable[[list[AnyAction]], None] = lambda actions: None
+        self.on_change: Callable[[list[AnyEvent]], None] = lambda events: None
+        self._asked: list[Asked] = []
+        self._wake = asyncio.Event()
+        self._changed = asyncio.Condition()
+        self._since_snapshot = 0
+
+    # --- loading -----------------------------------------------------------------------------------------
+
+    def load(self) -> Stamp | None:
+        """Rebuild the state from the journal; returns the stamp of the last entry."""
+        data, entries = self.store.load()
+        state = snapshot.from_bytes(data) if data is not None else ClusterState()
+        last: Stamp | None = None
+        count = 0
+        for entry in entries:
+            apply(state, entry.event, entry.stamp)
+            self.seq, last, count = entry.seq, entry.stamp, count + 1
+        self.state, self._since_snapshot = state, count
+        check_invariants(state)
+        return last
+
+    # --- asking ------------------------------------------------------------------------------------------
+
+    async def ask(self, request: AnyRequest, blobs: dict[BlobId, bytes] | None = None) -> Outcome:
+        """Carry out a request; returns when it is durable. Raises UserError or JournalError."""
+        return await self.ask_later(request, blobs)
+
+    async def ask_all(self, requests: list[AnyRequest], blobs: dict[BlobId, bytes] | None = None) -> Outcome:
+        """Carry out several requests in one commit; when one is refused, none is carried out."""
+        return await self._enqueue(tuple(requests), blobs or {})
+
+    def ask_later(self, request: AnyRequest, blobs: dict[BlobId, bytes] | None = None) -> asyncio.Future[Outcome]:
+        """As `ask`, without waiting: requests asked in one go are committed together, in order."""
+        return self._enqueue((request,), blobs or {})
+
+    def _enqueue(self, requests: tuple[AnyRequest, ...], blobs: dict[BlobId, bytes]) -> asyncio.Future[Outcome]:
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._asked.append(Asked(requests, blobs, answer))
+        self._wake.set()
+        return answer
+
+    async def changed(self, timeout_s: float) -> bool:
+        """Wait for the next commit; False when none came in time."""
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
+            except asyncio.TimeoutError:
+                return False
+        return True
+
+    async def run(self) -> None:
+        """Serve requests until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._asked:
+                batch, self._asked = self._asked[:MAX_BATCH], self._asked[MAX_BATCH:]
+                self.commit(batch)
+                await self._announce()
+            if self.degraded:
+                await self._recover()
+
+    async def _announce(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    # --- committing --------------------------------------------------------------------------------------
+
+    def commit(self, batch: list[Asked]) -> None:
+        """Decide a batch, write it in one transaction, then answer and hand out the actions."""
+        now = self.clock.now()
+        outcomes: list[tuple[Asked, Outcome]] = []
+        events: list[AnyEvent] = []
+        blobs: dict[BlobId, bytes] = {}
+        try:
+            for asked in batch:
+                outcome = self._step(asked, now)
+                if outcome is not None:
+                    outcomes.append((asked, outcome))
+                    events.extend(outcome.events)
+                    blobs.update(asked.blobs)
+            if mutant("ack-before-commit"):
+                _answer(outcomes)
+            if events:
+                self._write(now, events, blobs)
+        except Exception as error:
+            self._roll_back(error, [asked for asked in batch if not asked.answer.done()])
+            return
+        _answer(outcomes)
+        actions = [action for _, outcome in outcomes for action in outcome.actions]
+        if events:
+            self.on_change(events)
+        if actions:
+            reach("daemon.before_actions")
+            self.on_actions(actions)
+
+    def _step(self, asked: Asked, now: Stamp) -> Outcome | None:
+        """The outcome of what was asked; a refusal is answered at once and changes nothing."""
+        try:
+            if len(asked.requests) > 1:
+                for request in asked.requests:  # look before the first of them changes anything
+                    decide(self.state, request, now)
+            outcomes = [step(self.state, request, now) for request in asked.requests]
+        except UserError as refusal:
+            if not asked.answer.done():
+                asked.answer.set_exception(refusal)
+            return None
+        return outcomes[0] if len(outcomes) == 1 else _joined(outcomes)
+
+    def _write(self, now: Stamp, events: list[AnyEvent], blobs: dict[BlobId, bytes]) -> None:
+        ended, pruned = _archive_of(self.state, events)
+        entries = [(now, event) for event in events]
+        self.seq = self.store.append(entries, blobs=blobs, archive=ended, forget=pruned)
+        self._since_snapshot += len(events)
+        if self._since_snapshot >= SNAPSHOT_EVERY:
+            self.take_snapshot()
+
+    def take_snapshot(self) -> None:
+        """Keep the whole state, so that the next start replays only what comes after."""
+        if self._since_snapshot:
+            self.store.snapshot(snapshot.to_bytes(self.state), self.seq)
+            self._since_snapshot = 0
+
+    def _roll_back(self, error: Exception, batch: list[Asked]) -> None:
+        """Throw the state away and load it again; every requester of the batch gets the error."""
+        if isinstance(error, JournalError):
+            log.error("commit failed: %s", error.message)
+            self.degraded = error.message
+            answer: Exception = Refused(
+                f"Nothing was changed: {error.message}", error.hint or "Free some space; gpuq tries again by itself."
+            )
+        else:
+            log.error("a request failed inside the core", exc_info=error)
+            answer = error
+        for asked in batch:
+            if not asked.answer.done():
+                asked.answer.set_exception(answer)
+        self.load()
+
+    async def _recover(self) -> None:
+        """While degraded: try a small durable write now and then; requests meanwhile get a fresh error."""
+        await asyncio.sleep(RETRY_S)
+        if self.store.probe():
+            log.warning("writing works again")
+            self.degraded = None
+        else:
+            self._wake.set()
+
+
+def _joined(outcomes: list[Outcome]) -> Outcome:
+    return Outcome(
+        [event for outcome in outcomes for event in outcome.events],
+        [action for outcome in outcomes for action in outcome.actions],
+        [note for outcome in outcomes for note in outcome.notes],
+    )
+
+
+def _answer(outcomes: list[tuple[Asked, Outcome]]) -> None:
+    for asked, outcome in outcomes:
+        if not asked.answer.done():
+            asked.answer.set_result(outcome)
+
+
+def _archive_of(state: ClusterState, events: list[AnyEvent]) -> tuple[list[ArchivedJob], list[JobId]]:
+    """The jobs that ended with these events, and those that are to be forgotten for good."""
+    ended: dict[JobId, ArchivedJob] = {}
+    pruned: list[JobId] = []
+    for event in events:
+        if isinstance(event, AttemptEnded | JobDropped):
+            job = state.jobs.get(event.job)
+            if job is not None and job.state.is_final:
+                ended[job.id] = ArchivedJob(job=job, gpus=_gpus_of(state, job))
+        elif isinstance(event, JobsForgotten) and event.pruned:
+            pruned.extend(event.jobs)
+    return list(ended.values()), pruned
+
+
+def _gpus_of(state: ClusterState, job: Job) -> tuple[ArchivedGpu, ...]:
+    node = state.nodes.get(job.attempt.node) if job.attempt else None
+    if node is None or job.attempt is None:
+        return ()
+    known = {gpu.uuid: gpu for gpu in node.gpus}
+    held = (known[uuid] for uuid in job.attempt.gpus if uuid in known)
+    return tuple(ArchivedGpu(uuid=gpu.uuid, index=gpu.index, type=gpu.type) for gpu in held)

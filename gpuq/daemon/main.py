@@ -1,0 +1,268 @@
+"""The daemon as a process: wiring, start, signals, stop. Imports all of daemon, journal, links, config.
+
+The order of a start: private home, journal (its lock keeps a second daemon out), state, socket, agents, planner.
+A stop ends the agents and leaves every job alone; SIGTERM and SIGINT stop with exit code 0.
+
+One thing to know: nothing is forked while the journal is open; agents are started by exec.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gpuq.config import Config, NodeConfig, Paths, find_paths, load
+from gpuq.core.model import NodeName
+from gpuq.core.requests import Tick
+from gpuq.daemon import launch
+from gpuq.daemon.api import Api, Callers, bind_socket
+from gpuq.daemon.desk import Desk
+from gpuq.daemon.fleet import Connection, Fleet
+from gpuq.daemon.fleet import NodeConfig as AgentConfig
+from gpuq.daemon.log import open_log
+from gpuq.daemon.loop import Loop
+from gpuq.daemon.planner import DaemonPlanner
+from gpuq.daemon.ports import SystemClock
+from gpuq.errors import DaemonUnreachable, GpuqError
+from gpuq.hardware.catalogue import simulated
+from gpuq.journal.store import Journal
+from gpuq.links.local import LocalLink
+from gpuq.socketpath import bind_address, connect_address
+
+log = logging.getLogger("gpuq.main")
+
+LOCAL = NodeName("local")
+TICK_EVERY_S = 1.0
+BACKUP_EVERY_S = 3600.0
+START_WITHIN_S = 30.0
+POLL_S = 0.01
+
+
+# --- running --------------------------------------------------------------------------------------------
+
+
+def run(*, foreground: bool = True) -> int:
+    """Serve until told to stop; returns the exit code. Raises GpuqError when it cannot start."""
+    config, paths = load()
+    os.umask(0o077)
+    home = Path(paths.home)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    journal = Journal.open(home, allow_rollback=os.environ.get("GPUQ_ALLOW_ROLLBACK") == "1")
+    open_log(home / "daemon.log", config.daemon.log_level, foreground)
+    try:
+        asyncio.run(_serve(config, paths, home, journal))
+    finally:
+        journal.close()
+    return 0
+
+
+async def _serve(config: Config, paths: Paths, home: Path, journal: Journal) -> None:
+    clock = SystemClock()
+    loop = Loop(journal, clock)
+    last = loop.load()
+    if last is not None:
+        clock.resume_from(last)
+    desk = _desk(config, paths, home, journal, loop)
+    loop.on_actions = desk.fleet.carry_out
+    loop.on_change = desk.planner.look_again
+    _stop_on_signals(desk.stopping)
+    api = Api(desk, Callers(config.daemon.admins, os.getuid()), os.getuid())
+    with bind_address(paths.socket) as address:
+        listener = bind_socket(Path(paths.socket), address)
+    for warning in desk.warnings:
+        log.warning("%s", warning)
+    log.info("serving %s with %d jobs", paths.socket, len(loop.state.jobs))
+    writer = asyncio.create_task(loop.run())
+    background = [writer, *map(asyncio.create_task, _chores(desk, journal))]
+    desk.fleet.start()
+    await api.start(listener)
+    try:
+        await _until_stopped(desk.stopping, writer)
+    finally:
+        await api.stop()
+        await desk.fleet.stop()
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        Path(paths.socket).unlink(missing_ok=True)
+    loop.take_snapshot()
+    log.info("stopped; running jobs go on")
+
+
+async def _until_stopped(stopping: asyncio.Event, writer: asyncio.Task[None]) -> None:
+    """Return when told to stop; raise when the writer died, since nothing can be promised then."""
+    told = asyncio.create_task(stopping.wait())
+    await asyncio.wait({told, writer}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if writer.done() and not writer.cancelled():
+        writer.result()
+
+
+def _stop_on_signals(stopping: asyncio.Event) -> None:
+    running = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        running.add_signal_handler(number, stopping.set)
+
+
+def _desk(config: Config, paths: Paths, home: Path, journal: Journal, loop: Loop) -> Desk:
+    logs = Path(config.logs.directory) if config.logs.directory else home / "logs"
+    places = launch.Places(home=home, logs=logs, log_limit_bytes=config.logs.limit_bytes or None)
+    logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    connection = Connection(loop, _local_agent(config, home), places, _open_local)
+    return Desk(
+        loop=loop,
+        journal=journal,
+        fleet=Fleet([connection]),
+        planner=DaemonPlanner(loop, config.planner, config.impact),
+        places=places,
+        home=home,
+        socket=Path(paths.socket),
+        log_path=home / "daemon.log",
+        started_at=time.time(),
+        warnings=tuple(journal.warnings),
+    )
+
+
+def _local_agent(config: Config, home: Path) -> AgentConfig:
+    node = next((node for node in config.nodes if node.name == LOCAL), NodeConfig(LOCAL))
+    return AgentConfig(
+        name=LOCAL,
+        spool=str(home / "spool"),
+        simulate=_simulated_gpus(node),
+        cpus=node.cpus,
+        memory_mib=node.memory_mib,
+        sample_every_s=config.gpus.sample_every_s,
+        foreign_memory_mib=config.gpus.foreign_memory_mib,
+        ignore=config.gpus.ignore,
+        pynvml_path=_directory_of("pynvml"),
+    )
+
+
+def _simulated_gpus(node: NodeConfig) -> list[dict[str, Any]] | None:
+    """Descriptions of simulated GPUs, or None for the real ones."""
+    if not node.gpus and not node.simulate:
+        return None
+    found: list[dict[str, Any]] = []
+    for entry in node.gpus:
+        kind, _, count = entry.partition(":")
+        try:
+            found.extend(simulated(kind, int(count or 1)))
+        except ValueError as error:
+            raise GpuqError(f"gpuq.toml, [node.{node.name}] gpus: {error}") from None
+    return found
+
+
+def _directory_of(module: str) -> str | None:
+    """Where an installed module lies, without importing it."""
+    spec = find_spec(module)
+    return os.path.dirname(spec.origin) if spec is not None and spec.origin else None
+
+
+async def _open_local() -> LocalLink:
+    return await LocalLink.open(lambda line: log.info("agent: %s", line))
+
+
+def _chores(desk: Desk, journal: Journal) -> list[Coroutine[Any, Any, None]]:
+    return [desk.planner.run(), _tick(desk), _backups(journal)]
+
+
+async def _tick(desk: Desk) -> None:
+    """Let time pass in the core: forgetting of old jobs, begin times."""
+    while True:
+        await asyncio.sleep(TICK_EVERY_S)
+        try:
+            await desk.loop.ask(Tick())
+        except GpuqError as error:
+            log.warning("%s", error.message)
+        desk.planner.time_passed()
+
+
+async def _backups(journal: Journal) -> None:
+    while True:
+        await asyncio.sleep(BACKUP_EVERY_S)
+        try:
+            journal.backup("hourly")
+        except GpuqError as error:
+            log.warning("no backup was made: %s", error.message)
+
+
+# --- starting in the background -------------------------------------------------------------------------
+
+
+def start_in_background(home: str | None = None) -> None:
+    """Start a daemon of its own session and return when it answers; raises GpuqError with its last words."""
+    paths = find_paths()
+    Path(paths.home).mkdir(mode=0o700, parents=True, exist_ok=True)
+    words = Path(paths.home) / "daemon.out"
+    with open(words, "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gpuq.daemon"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            start_new_session=True,
+            env=_daemon_environment(paths),
+        )
+    deadline = time.monotonic() + START_WITHIN_S
+    while time.monotonic() < deadline:
+        if _answers(paths.socket):
+            return
+        if process.poll() is not None:
+            if _answers_soon(paths.socket):
+                return
+            raise DaemonUnreachable(_last_words(words), f"Its log: {Path(paths.home) / 'daemon.log'}")
+        time.sleep(POLL_S)
+    raise DaemonUnreachable(
+        f"The daemon (pid {process.pid}) did not answer within {START_WITHIN_S:.0f} s.",
+        f"Its log: {Path(paths.home) / 'daemon.log'}",
+    )
+
+
+def _daemon_environment(paths: Paths) -> dict[str, str]:
+    """The starter's environment with the places made explicit; jobs see none of it."""
+    environment = dict(os.environ)
+    environment |= {"GPUQ_HOME": paths.home, "GPUQ_SOCKET": paths.socket}
+    if "GPUQ_CONFIG" in os.environ or os.path.exists(paths.config_file):
+        environment["GPUQ_CONFIG"] = paths.config_file
+    return environment
+
+
+def _answers(path: str) -> bool:
+    import socket
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            with connect_address(path) as address:
+                connection.connect(address)
+        except OSError:
+            return False
+    return True
+
+
+def _answers_soon(path: str) -> bool:
+    """Another daemon may have been started in the same moment: the loser ends, the winner answers shortly."""
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        if _answers(path):
+            return True
+        time.sleep(POLL_S)
+    return False
+
+
+def _last_words(path: Path) -> str:
+    try:
+        lines = path.read_text("utf-8", "replace").strip().splitlines()
+    except OSError:
+        lines = []
+    said = lines[-1] if lines else "it said nothing"
+    return f"The daemon ended while starting: {said}"

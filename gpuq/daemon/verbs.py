@@ -1,0 +1,217 @@
+"""Handlers that change something: each turns a body into one core request and asks the loop. Imports desk, intake."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+from gpuq.core.events import AnyEvent, JobDropped, JobHeld, JobReleased, JobRequeued, JobsForgotten, JobsSubmitted
+from gpuq.core.events import JobSignalled, JobUpdated, StopOrdered
+from gpuq.core.model import JobId, NodeName
+from gpuq.core.requests import (
+    Cancel,
+    DeclareDead,
+    DrainNode,
+    HoldJobs,
+    Prune,
+    ReleaseJobs,
+    Requeue,
+    ResumeNode,
+    Signal,
+    Submit,
+    Update,
+)
+from gpuq.core.states import parse_state
+from gpuq.daemon import intake
+from gpuq.daemon.desk import Desk
+from gpuq.daemon.queries import chosen_jobs, expand_ids
+from gpuq.errors import Forbidden, Refused, UsageError
+
+if TYPE_CHECKING:
+    from gpuq.daemon.api import Call
+
+Json = dict[str, Any]
+
+MAX_BATCH = 10_000
+
+# --- submit ---------------------------------------------------------------------------------------------
+
+
+async def submit(desk: Desk, call: Call) -> Json:
+    """One job or one array."""
+    parcel = intake.Parcel()
+    await desk.fleet.first_contact(desk.state)
+    request = _resolve(desk, intake.submit_of(call.body, call.by, parcel))
+    existing = desk.state.keys.get(request.key) if request.key else None
+    outcome = await desk.loop.ask(request, parcel.blobs)
+    id_ = existing or _new_id(desk, request, outcome.events)
+    members = desk.state.members(id_)
+    state = desk.state.jobs[members[0]].state.value if members else "PENDING"
+    return {
+        "id": id_,
+        "tasks": len(desk.state.tasks.get(id_, ())),
+        "state": state,
+        "notes": outcome.notes,
+        "existing": existing is not None,
+    }
+
+
+def _new_id(desk: Desk, request: Submit, events: list[AnyEvent]) -> JobId:
+    for event in events:
+        if isinstance(event, JobsSubmitted):
+            return event.id
+    return desk.state.keys[request.key]
+
+
+def _resolve(desk: Desk, request: Submit) -> Submit:
+    """Fill in parents that only the archive knows."""
+    unknown = [term.job for term in request.spec.dependencies.terms if term.job and not desk.state.members(term.job)]
+    return intake.with_archived_parents(request, desk.archived_states(unknown)) if unknown else request
+
+
+async def submit_batch(desk: Desk, call: Call) -> Json:
+    """Many jobs in one commit: all of them, or none when one is refused before the commit."""
+    submits = call.body.get("submits")
+    if not isinstance(submits, list) or not submits or not all(isinstance(each, dict) for each in submits):
+        raise UsageError("A batch needs 'submits': a list of submit objects.")
+    if len(submits) > MAX_BATCH:
+        raise UsageError(f"A batch has at most {MAX_BATCH} submits; this one has {len(submits)}.")
+    parcel = intake.Parcel(call.body.get("blobs") or {})
+    await desk.fleet.first_contact(desk.state)
+    requests = [_resolve(desk, intake.submit_of(each, call.by, parcel)) for each in submits]
+    outcome = await desk.loop.ask_all(requests, parcel.blobs)
+    ids = [event.id for event in outcome.events if isinstance(event, JobsSubmitted)]
+    return {"ids": ids, "notes": outcome.notes}
+
+
+async def dry_run(desk: Desk, call: Call) -> Json:
+    """Where and when a job would start, without making it."""
+    parcel = intake.Parcel()
+    await desk.fleet.first_contact(desk.state)
+    request = _resolve(desk, intake.submit_of(call.body, call.by, parcel))
+    return desk.planner.rehearse(request)
+
+
+# --- verbs on jobs --------------------------------------------------------------------------------------
+
+
+async def cancel(desk: Desk, call: Call) -> Json:
+    """End jobs; those that have ended are named apart."""
+    ids = expand_ids(desk, call.by, intake.ids_of(call.body))
+    before = {member: desk.state.jobs[member] for id_ in ids for member in desk.state.members(id_)}
+    grace_s = call.body.get("grace_s")
+    if grace_s is not None and (not isinstance(grace_s, int | float) or grace_s < 0):
+        raise UsageError("grace_s must be a number of seconds from 0 on.")
+    await desk.loop.ask(Cancel(jobs=ids, by=call.by, grace_s=grace_s))
+    ended = [id_ for id_, job in before.items() if job.state.is_final]
+    return {"cancelled": [id_ for id_ in before if id_ not in set(ended)], "already_ended": ended}
+
+
+async def signal(desk: Desk, call: Call) -> Json:
+    """Send a signal to running jobs."""
+    number = call.body.get("signal")
+    if not isinstance(number, int) or not 1 <= number <= 64:
+        raise UsageError("'signal' must be a signal number from 1 to 64.")
+    ids = expand_ids(desk, call.by, intake.ids_of(call.body))
+    outcome = await desk.loop.ask(Signal(jobs=ids, by=call.by, signal=number))
+    return {"signalled": _touched(outcome.events)}
+
+
+async def hold(desk: Desk, call: Call) -> Json:
+    """Keep pending jobs from starting."""
+    ids = expand_ids(desk, call.by, intake.ids_of(call.body))
+    outcome = await desk.loop.ask(HoldJobs(jobs=ids, by=call.by))
+    return {"changed": _touched(outcome.events)}
+
+
+async def release(desk: Desk, call: Call) -> Json:
+    """Let held jobs start."""
+    ids = expand_ids(desk, call.by, intake.ids_of(call.body))
+    outcome = await desk.loop.ask(ReleaseJobs(jobs=ids, by=call.by))
+    return {"changed": _touched(outcome.events)}
+
+
+async def requeue(desk: Desk, call: Call) -> Json:
+    """Run jobs again under the same id."""
+    ids = expand_ids(desk, call.by, intake.ids_of(call.body))
+    outcome = await desk.loop.ask(Requeue(jobs=ids, by=call.by, hold=bool(call.body.get("hold"))))
+    return {"changed": _touched(outcome.events)}
+
+
+async def update(desk: Desk, call: Call) -> Json:
+    """Change waiting jobs, or the time limit of running ones."""
+    ids = expand_ids(desk, call.by, intake.ids_of(call.body))
+    changes = call.body.get("changes")
+    if not isinstance(changes, dict) or not changes:
+        raise UsageError("The request needs 'changes': what to set.")
+    outcome = await desk.loop.ask(Update(jobs=ids, by=call.by, changes=changes))
+    return {"changed": _touched(outcome.events), "notes": outcome.notes}
+
+
+def _touched(events: list[AnyEvent]) -> list[JobId]:
+    kinds = (JobDropped, JobHeld, JobReleased, JobRequeued, JobSignalled, JobUpdated, StopOrdered)
+    return list(dict.fromkeys(event.job for event in events if isinstance(event, kinds)))
+
+
+async def prune(desk: Desk, call: Call) -> Json:
+    """Forget ended jobs, in the state and in the archive; those still needed are kept and named."""
+    body = call.body
+    before = body.get("ended_before")
+    wanted = chosen_jobs(desk, call.by, body)
+    ended = [job for job in wanted if job.state.is_final and (before is None or (job.ended_at or 0.0) < before)]
+    pruned: list[JobId] = []
+    kept: list[Json] = []
+    for job in ended:
+        try:
+            outcome = await desk.loop.ask(Prune(jobs=(job.id,), by=call.by))
+        except (Refused, Forbidden) as error:
+            kept.append({"id": job.id, "reason": error.message})
+            continue
+        pruned += [id_ for event in outcome.events if isinstance(event, JobsForgotten) for id_ in event.jobs]
+    pruned += _prune_archive(desk, body, before, {each["id"] for each in kept})
+    return {"pruned": list(dict.fromkeys(pruned)), "kept": kept}
+
+
+def _prune_archive(desk: Desk, body: Json, before: float | None, kept: set[JobId]) -> list[JobId]:
+    """Forget those that only the archive knows."""
+    ids = [JobId(each) for each in body.get("ids") or ()]
+    states = [parse_state(each) for each in body.get("states") or ()]
+    found = desk.journal.history(user=body.get("user"), states=states, until=before, ids=ids)
+    gone = [each.job.id for each in found if each.job.id not in desk.state.jobs and each.job.id not in kept]
+    if gone:
+        desk.journal.forget(gone)
+    return gone
+
+
+# --- verbs on nodes -------------------------------------------------------------------------------------
+
+
+async def drain(desk: Desk, call: Call) -> Json:
+    """No new work on a node."""
+    name = NodeName(call.path["name"])
+    await desk.loop.ask(DrainNode(node=name, reason=str(call.body.get("reason") or ""), by=call.by))
+    return {"node": name}
+
+
+async def resume(desk: Desk, call: Call) -> Json:
+    """A drained node takes work again."""
+    name = NodeName(call.path["name"])
+    await desk.loop.ask(ResumeNode(node=name, by=call.by))
+    return {"node": name}
+
+
+async def declare_dead(desk: Desk, call: Call) -> Json:
+    """Give up what ran on a node that does not answer."""
+    name = NodeName(call.path["name"])
+    jobs = [job.id for job in desk.state.active() if job.attempt is not None and job.attempt.node == name]
+    await desk.loop.ask(DeclareDead(node=name, by=call.by))
+    return {"node": name, "jobs": jobs}
+
+
+async def shutdown(desk: Desk, call: Call) -> Json:
+    """Stop the daemon; jobs go on."""
+    if call.by.uid not in (0, os.getuid()):
+        raise Forbidden("Only the daemon's own user may stop it.")
+    asyncio.get_running_loop().call_later(0.05, desk.stopping.set)
+    return {"stopping": True}

@@ -1,0 +1,1 @@
+"""Facts about GPU models that ship with gpuq; see `catalogue`."""
