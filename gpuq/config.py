@@ -71,11 +71,11 @@ class PruneConfig(NamedTuple):
 class ImpactConfig(NamedTuple):
     """[impact]: weights of the Impact Factor's terms; the planner's documentation says what each does."""
 
-    energy: float = 0.1
-    fragmentation: float = 0.1
-    interference: float = 0.1
-    restart: float = 1.0
-    age: float = 1.0
+    energy: float = 0.0  # per kWh; costs are 0 until a site has measured them
+    fragmentation: float = 0.0
+    interference: float = 0.0
+    restart: float = 0.0
+    age: float = 1.0  # how fast waiting adds weight
 
 
 class NodeConfig(NamedTuple):

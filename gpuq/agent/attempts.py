@@ -230,8 +230,8 @@ class Attempts:
         if not entry.live:
             return True
         claim = found.claim or {}
-        enclosure = verdict.enclosure_of(claim, attempt)
-        if processes.kill_sweep(lambda: containment.attempt_processes(enclosure, attempt)):
+        enclosure, shim_pid = verdict.enclosure_of(claim, attempt), int(claim.get("shim_pid") or 0)
+        if processes.kill_sweep(lambda: containment.attempt_processes(enclosure, attempt), shim_pid):
             enclosure.kill()
         if not containment.attempt_processes(enclosure, attempt):
             enclosure.remove()
@@ -306,7 +306,7 @@ class Attempts:
         """The grace is over and the shim stays stopped: kill the job, then the shim, which makes it lost."""
         pid = int(claim["shim_pid"])
         verdict.enclosure_of(claim, attempt).kill()
-        if not processes.kill_sweep(lambda: processes.descendants([pid])):
+        if not processes.kill_sweep(lambda: processes.descendants([pid]), pid):
             processes.send_signal(lambda: _shim(claim), (signal.SIGKILL,), set())
 
     def stalled(self) -> List[str]:

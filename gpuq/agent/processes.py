@@ -13,7 +13,7 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set
 from . import MARKER, linux
 
 _HAS_PIDFD = hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
-MAXIMUM_SWEEPS = 200
+MAXIMUM_SWEEPS = 50
 
 
 class Process(NamedTuple):
@@ -21,6 +21,7 @@ class Process(NamedTuple):
 
     pid: int
     parent: int
+    group: int
     state: str
     start_ticks: int
 
@@ -32,7 +33,7 @@ def process(pid: int) -> Optional[Process]:
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()
-    return Process(pid, int(fields[1]), fields[0], int(fields[19]))
+    return Process(pid, int(fields[1]), int(fields[2]), fields[0], int(fields[19]))
 
 
 def snapshot() -> Dict[int, Process]:
@@ -130,18 +131,36 @@ def _send(pid: int, handle: int, number: int) -> None:
         pass  # it ended by itself, or became another user's (setuid): it stays listed and is tried again
 
 
-def kill_sweep(listing: Callable[[], List[Process]]) -> Set[int]:
+def kill_sweep(listing: Callable[[], List[Process]], shim_pid: int) -> Set[int]:
     """Stop everything listed until nothing new appears, then kill it; returns the pids that were listed.
 
-    Stopping first keeps a fork bomb from growing while it is being counted.
+    Stopping first keeps a fork bomb from growing while it is being counted. `shim_pid` (also of a dead
+    shim) leads a group that is spared: a child that has not left it yet is signalled on its own.
     """
+    spared = {shim_pid, os.getpgrp()}
     stopped: Set[int] = set()
     for _ in range(MAXIMUM_SWEEPS):
         reached = send_signal(listing, (signal.SIGSTOP,), stopped)
         if not reached:
             break
         stopped |= reached
+        _signal_groups(listing, stopped, spared, signal.SIGSTOP)
+    _signal_groups(listing, stopped, spared, signal.SIGKILL)
     return send_signal(listing, (signal.SIGKILL,), set()) | stopped
+
+
+def _signal_groups(listing: Callable[[], List[Process]], stopped: Set[int], spared: Set[int], number: int) -> None:
+    """Signal whole process groups, which no fork can race.
+
+    A group is one of the attempt's, since the job began with a session of its own. Only groups with a
+    stopped member are signalled: it cannot end by itself, so the group's number cannot pass to strangers.
+    """
+    groups = {item.group for item in listing() if item.pid in stopped and item.state in "Tt"}
+    for group in groups - spared:
+        try:
+            os.killpg(group, number)
+        except OSError:
+            pass  # its members are signalled one by one too
 
 
 def owners(pids: Iterable[int], shims: Dict[int, str]) -> Dict[int, str]:

@@ -307,7 +307,7 @@ class Shim:
             self.first_kill_s = now
             reach("shim.before_kill")
         self.enclosure.kill()
-        processes.kill_sweep(self._living)
+        processes.kill_sweep(self._living, os.getpid())
         self._reap()
         slow = now > self.first_kill_s + UNKILLABLE_AFTER_S
         self.kill_at_s = time.monotonic() + (SLOW_SWEEP_S if slow else SWEEP_S)

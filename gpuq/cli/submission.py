@@ -37,20 +37,45 @@ class Program(NamedTuple):
 
 def submission(typed: Values, command: Command) -> Submission:
     """The submit object for what was typed; raises UsageError."""
-    words = typed.words("command")
+    like = earlier_spec(typed.text("like"))
+    words = typed.words("command") or list(like.get("argv", ()))
     environment = directives.environment_values(command)
     remarks: list[str] = []
     program, lower = _program(words, typed, command, remarks)
-    values = typed.merged({**lower, **environment})
+    values = typed.merged({**({} if like else lower), **environment})
     tasks = tasks_of(values)
     argv = put_line_last(program.argv, tasks)
     check_placeholders(argv, tasks)
     cwd = _directory(values)
-    spec = {**_program_fields(program, argv, cwd, values), **_spec_fields(values, cwd, remarks), **tasks.spec()}
-    if program.script is None and argv:
-        _remark_on_program(argv[0], cwd, remarks)
+    asked = {**_program_fields(program, argv, cwd, values), **_spec_fields(values, cwd, remarks), **tasks.spec()}
+    spec = _over(like, asked, values)
+    if program.script is None:
+        _remark_on_program(argv[0], str(spec["cwd"]), remarks)
     body = _body(values, spec, tasks, program)
     return Submission(body, values, remarks)
+
+
+def earlier_spec(identity: str | None) -> dict[str, Any]:
+    """The spec that --like starts from; its environment and script are taken anew from here and now."""
+    if identity is None:
+        return {}
+    from gpuq.cli.client import ensure_daemon, job_path
+    from gpuq.cli.selectors import one_id
+
+    spec: dict[str, Any] = ensure_daemon().get(job_path(one_id([identity])))["job"]["spec"]
+    return spec
+
+
+def _over(like: dict[str, Any], asked: dict[str, Any], values: Values) -> dict[str, Any]:
+    """The fields of `asked` over those of `like`; resources are merged one by one."""
+    if not like:
+        return asked
+    kept = {name: value for name, value in like.items() if not name.startswith("array_") and name != "values"}
+    same_program = not values.words("command") and values.text("wrap") is None
+    named = values.text("job_name") is not None
+    unchanged = {"cwd": values.text("chdir") is None, "umask": True, "name": same_program and not named}
+    fields = {name: value for name, value in asked.items() if not (unchanged.get(name) and name in like)}
+    return {**kept, **fields, "resources": {**like.get("resources", {}), **asked.get("resources", {})}}
 
 
 def _program(
@@ -63,8 +88,6 @@ def _program(
             raise UsageError("--wrap and a command cannot be combined.", "Give one of them.")
         return Program(["/bin/sh", "-c", line], "wrap"), {}
     if not words:
-        if typed.text("like") is not None:
-            return Program([], ""), {}
         raise UsageError("There is no command to run.", "Write: gpuq submit -- python train.py")
     for word in words:
         requests.check_utf8(word, "An argument")
@@ -73,8 +96,8 @@ def _program(
         return Program(words, _name_of(words)), {}
     script = directives.read_script(text, words[0], command)
     remarks.extend(script.remarks)
-    base = os.path.basename(words[0])
-    return Program([base, *words[1:]], base, script.text), script.values
+    place = os.path.abspath(words[0])  # where it was read, for `status` and --like; what runs is the copy
+    return Program([place, *words[1:]], os.path.basename(place), script.text), script.values
 
 
 def _name_of(words: list[str]) -> str:
@@ -111,11 +134,7 @@ def _program_fields(program: Program, argv: list[str], cwd: str, values: Values)
         if "\n" in name or "\0" in name:
             raise UsageError("The name contains a line break.", "Give one line with -J.")
         fields["name"] = name
-    if argv:
-        fields["argv"] = argv
-    if values.text("like") is None or values.text("chdir"):
-        fields["cwd"] = cwd
-    return fields
+    return {**fields, "argv": argv, "cwd": cwd}
 
 
 def _spec_fields(values: Values, cwd: str, remarks: list[str]) -> dict[str, Any]:
@@ -205,11 +224,6 @@ def _body(values: Values, spec: dict[str, Any], tasks: Tasks, program: Program) 
         "environment": _base64(captured_environment(values)),
         "script": None if program.script is None else _base64(program.script),
     }
-    like = values.text("like")
-    if like is not None:
-        from gpuq.cli.selectors import one_id
-
-        body["like"] = one_id([like])
     return body
 
 

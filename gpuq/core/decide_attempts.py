@@ -71,6 +71,8 @@ def _unknown(state: ClusterState, request: AttemptReport) -> Found:
     if request.phase not in ALIVE:
         if known:
             return [StrayGone(attempt=request.attempt)], [], []
+        if request.phase == "absent":
+            return [], [], []  # there is nothing to release
         return [], [ReleaseAttempt(node=request.node, attempt=request.attempt)], []
     if request.attempt in state.given_up:
         stop = StopAttempt(

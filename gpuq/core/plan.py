@@ -11,7 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
+from itertools import pairwise
+from math import inf
 from typing import Protocol
+
+from msgspec import field
 
 from gpuq.core.model import GpuUuid, JobId, NodeName, Placement, Record, Stamp
 from gpuq.core.problem import Problem as Problem
@@ -41,8 +45,8 @@ class Plan(Record, frozen=True, kw_only=True):
     planner: str  # "fast": everything that waits starts now; "greedy"; "cp-sat"
     stamp: Stamp
     starts: tuple[Start, ...] = ()  # in the order in which they were decided
-    estimates: dict[JobId, Start] = {}  # of the planned window, starts included
-    prices: dict[str, float] = {}  # by GPU type; empty when not asked for
+    estimates: dict[JobId, Start] = field(default_factory=dict)  # of the planned window, starts included
+    prices: dict[str, float] = field(default_factory=dict)  # by GPU type; empty when not asked for
     waiting: int = 0  # eligible jobs that do not start now
 
     def placements(self) -> tuple[Placement, ...]:
@@ -85,13 +89,14 @@ def _ms(plan: Plan, moment_s: float) -> int:
     return round((moment_s - plan.stamp.steady_s) * 1000)
 
 
-def _offset_ms(offset_s: float) -> int:
-    return round(offset_s * 1000)
+def _offset_ms(plan: Plan, offset_s: float) -> int:
+    """The same rounding as _ms, so that a start at the very end of another job is seen as such."""
+    return 1 << 62 if offset_s == inf else _ms(plan, plan.stamp.steady_s + offset_s)
 
 
 def _check_starts(problem: Problem, plan: Plan) -> None:
     """The starts are exactly the estimates that begin now."""
-    now = [id_ for id_, start in plan.estimates.items() if _ms(plan, start.start_s) == 0]
+    now = [id_ for id_, start in plan.estimates.items() if start.start_s <= plan.stamp.steady_s]
     started = [start.job for start in plan.starts]
     if sorted(now) != sorted(started):
         raise _fail(f"it starts {started} now, but its estimates say {now}")
@@ -112,7 +117,7 @@ def _check_jobs(problem: Problem, plan: Plan) -> None:
         queue = queues.get(id_)
         if queue is None or start.job != id_:
             raise _fail(f"job {id_} does not wait")
-        if _ms(plan, start.start_s) < _offset_ms(queue.release_s):
+        if _ms(plan, start.start_s) < _offset_ms(plan, queue.release_s):
             raise _fail(f"job {id_} would start before it may")
         if len(start.gpus) != queue.gpus or len(set(start.gpus)) != queue.gpus:
             raise _fail(f"job {id_} asked for {queue.gpus} GPUs and gets {len(set(start.gpus))}")
@@ -124,7 +129,7 @@ def _check_site(problem: Problem, plan: Plan, queue: Queue, start: Start) -> Non
         uuids = {problem.slots[slot].gpu.uuid for slot in site.slots}
         if problem.machines[site.machine].node == start.node and uuids.issuperset(start.gpus):
             run_ms = _ms(plan, start.end_s) - _ms(plan, start.start_s)
-            if abs(run_ms - _offset_ms(queue.prediction.on(site.speed))) > 1:
+            if abs(run_ms - _offset_ms(plan, queue.prediction.on(site.speed))) > 1:
                 raise _fail(f"job {start.job} would not run as long as predicted")
             return
     raise _fail(f"job {start.job} cannot use GPUs {', '.join(start.gpus) or '(none)'} of {start.node} together")
@@ -132,8 +137,8 @@ def _check_site(problem: Problem, plan: Plan, queue: Queue, start: Start) -> Non
 
 def _check_gpus(problem: Problem, plan: Plan) -> None:
     """No GPU serves two at once, and none before it is free."""
-    spans: dict[str, list[_Span]] = {
-        slot.gpu.uuid: [(-1, _offset_ms(slot.free_at_s), "the job that holds it")]
+    spans: dict[GpuUuid, list[_Span]] = {
+        slot.gpu.uuid: [(-1, _offset_ms(plan, slot.free_at_s), "the job that holds it")]
         for slot in problem.slots
         if slot.free_at_s > 0
     }
@@ -142,7 +147,7 @@ def _check_gpus(problem: Problem, plan: Plan) -> None:
             spans.setdefault(uuid, []).append((_ms(plan, start.start_s), _ms(plan, start.end_s), start.job))
     for uuid, found in spans.items():
         found.sort()
-        for (_, end, one), (begin, _, other) in zip(found, found[1:], strict=False):
+        for (_, end, one), (begin, _, other) in pairwise(found):
             if begin < end:
                 raise _fail(f"GPU {uuid} would serve {one} and {other} at once")
 
@@ -160,15 +165,11 @@ def _check_machines(problem: Problem, plan: Plan) -> None:
         found = loads.get(machine.node)
         if not found:
             continue
-        held = [(0, _end_ms(each.end_s), each.cpus, each.memory_mib) for each in machine.promises]
+        held = [(0, _offset_ms(plan, each.end_s), each.cpus, each.memory_mib) for each in machine.promises]
         cpus = _peak((begin, end, amount) for begin, end, amount, _ in [*held, *found])
         memory_mib = _peak((begin, end, amount) for begin, end, _, amount in [*held, *found])
         if cpus > machine.cpus or memory_mib > machine.memory_mib:
             raise _fail(f"{machine.node} would have to give {cpus} CPUs and {memory_mib} MiB of memory")
-
-
-def _end_ms(offset_s: float) -> int:
-    return 1 << 62 if offset_s == float("inf") else _offset_ms(offset_s)
 
 
 def _peak(loads: Iterable[tuple[int, int, int]]) -> int:
@@ -185,7 +186,7 @@ def _peak(loads: Iterable[tuple[int, int, int]]) -> int:
 def _check_arrays(problem: Problem, plan: Plan) -> None:
     queues = _queues(problem)
     spans: dict[JobId, list[tuple[int, int, int]]] = {
-        array: [(0, _end_ms(end_s), 1) for end_s in room.ends_s] for array, room in problem.arrays.items()
+        array: [(0, _offset_ms(plan, end_s), 1) for end_s in room.ends_s] for array, room in problem.arrays.items()
     }
     for start in plan.estimates.values():
         array = queues[start.job].shape.array
@@ -204,13 +205,13 @@ def objective(problem: Problem, plan: Plan) -> Fraction:
 
     A waiting job of the problem without an estimate is charged the horizon, so leaving one out never pays.
     """
-    horizon_ms = _offset_ms(horizon_s(problem))
+    horizon_ms = _offset_ms(plan, horizon_s(problem))
     total = Fraction(0)
     for queue in problem.queues:
         for position, head in enumerate(queue.heads):
             start = plan.estimates.get(head.job)
             end_ms = horizon_ms if start is None else _ms(plan, start.end_s)
-            total += Fraction(queue.weight(position)) * (_offset_ms(head.waited_s) + end_ms)
+            total += Fraction(queue.weight(position)) * (round(head.waited_s * 1000) + end_ms)
     return total
 
 
@@ -218,7 +219,7 @@ def horizon_s(problem: Problem) -> float:
     """A time from now by which everything has ended, even one job after the other on its slowest site."""
     last_s = max((slot.free_at_s for slot in problem.slots), default=0.0)
     promised_s = (each.end_s for machine in problem.machines for each in machine.promises)
-    last_s = max([last_s, *(end_s for end_s in promised_s if end_s < float("inf"))])
+    last_s = max([last_s, *(end_s for end_s in promised_s if end_s < inf)])
     for queue in problem.queues:
         speed = queue.sites[-1].speed if queue.sites else 1.0
         last_s = max(last_s, queue.release_s) + len(queue.heads) * queue.prediction.on(speed)

@@ -18,6 +18,8 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
+from msgspec import field
+
 from gpuq.core import fit, match
 from gpuq.core.estimate import Prediction, Remaining, predict, predict_shape, remaining
 from gpuq.core.gpu_types import is_any
@@ -26,6 +28,7 @@ from gpuq.core.model import AttemptId, Gpu, Job, JobId, Node, NodeName, Record, 
 from gpuq.core.state import ClusterState, Shape
 
 WINDOW = 256  # waiting jobs that get an estimate
+SOONEST_LATER_S = 0.001  # what is not now is at least that far away, so that no rounding makes it now
 
 
 class Slot(NamedTuple):
@@ -124,8 +127,9 @@ class Problem(Record, frozen=True, kw_only=True):
     machines: tuple[Machine, ...] = ()
     slots: tuple[Slot, ...] = ()
     queues: tuple[Queue, ...] = ()
-    arrays: dict[JobId, ArrayRoom] = {}  # only arrays with a limit
+    arrays: dict[JobId, ArrayRoom] = field(default_factory=dict)  # only arrays with a limit
     running: tuple[Running, ...] = ()
+    waiting: int = 0  # eligible jobs in the state, whether they are in `queues` or not
 
     @property
     def free_slots(self) -> int:
@@ -141,14 +145,14 @@ def snapshot(
     nodes = [node for node in state.nodes.values() if fit.is_reachable(node)]
     wanted = _Wanted(state)
     if not state.waiting or (not window and not wanted.without_gpus and not _any_free(state, nodes)):
-        return Problem(stamp=stamp, weights=weights, window=window)
+        return Problem(stamp=stamp, weights=weights, window=window, waiting=state.waiting_count())
     ends = _predicted_ends(state, stamp, weights)
     machines, slots = _machines_and_slots(state, nodes, ends)
     free = sum(1 for slot in slots if slot.free_at_s == 0.0)
     sites = _Sites(nodes, slots)
     means = mean_ratios(state.waiting, weights)
     queues = tuple(
-        _queue(state, shape, sites, means[shape.user], stamp, weights, window or free)
+        _queue(state, shape, sites, means[shape.user], stamp, weights, (window, free))
         for shape in state.waiting
     )
     return Problem(
@@ -160,6 +164,7 @@ def snapshot(
         queues=queues,
         arrays=_array_rooms(state, wanted.limited, ends),
         running=_running(state, weights) if window else (),
+        waiting=sum(queue.count for queue in queues),
     )
 
 
@@ -284,27 +289,28 @@ def _queue(
     mean_ratio: float,
     stamp: Stamp,
     weights: Weights,
-    most: int,
+    most: tuple[int, int],
 ) -> Queue:
+    """most: (jobs in the window, GPUs free now)."""
     members = state.waiting[shape]
     asked = shape.resources
     prediction = predict_shape(state, shape, weights)
     found = sites.of(asked)
     best_run_s = prediction.on(found[0].speed if found else 1.0)
-    release_s = max(0.0, shape.not_before_at - stamp.wall_s) if shape.not_before_at is not None else 0.0
-    since_release_s = inf if shape.not_before_at is None else max(0.0, stamp.wall_s - shape.not_before_at)
+    since_release_s = inf if shape.not_before_at is None else stamp.wall_s - shape.not_before_at
     # One job more than could start: it keeps its place against smaller ones behind it.
-    heads = islice(members, len(members) if asked.gpus == 0 else most // asked.gpus + 1)
+    most_heads = max(most[0], most[1] // asked.gpus + 1) if asked.gpus else len(members)
+    heads = islice(members, most_heads)
     return Queue(
         shape=shape,
-        heads=tuple(_waiting(state.jobs[id_], stamp, since_release_s) for id_ in heads),
+        heads=tuple(_waiting(state.jobs[id_], stamp, max(0.0, since_release_s)) for id_ in heads),
         count=len(members),
         sites=found,
         prediction=prediction,
         standing=priority_ratio(shape.priority, shape.nice, weights) / mean_ratio,
         best_run_s=best_run_s,
         age_s=max(best_run_s, weights.age_floor_s) / weights.age if weights.age else inf,
-        release_s=release_s,
+        release_s=max(-since_release_s, SOONEST_LATER_S) if since_release_s < 0 else 0.0,
     )
 
 

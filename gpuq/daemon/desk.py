@@ -1,4 +1,4 @@
-"""What the socket's handlers work with: the loop, the fleet, the planner, and a few facts. Imports loop, fleet, planner."""
+"""What the socket's handlers work with: the loop, the fleet, the planner, and a few facts. Imports those."""
 
 from __future__ import annotations
 

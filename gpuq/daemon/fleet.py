@@ -182,7 +182,8 @@ class Connection:
                 continue
             if frame is None:
                 continue
-            reach(f"daemon.before_{frame['type']}")
+            if frame["type"] in ("start", "stop", "release"):
+                reach(f"daemon.before_{frame['type']}")
             try:
                 await link.send(frame)
             except NodeError as error:
@@ -227,6 +228,7 @@ class Connection:
     async def _receive(self, frame: Frame) -> None:
         kind = frame.get("type")
         if kind == "attempt":
+            reach("daemon.before_report")
             self._ask_later(inventory.report_of(self.config.name, frame))
         elif kind == "samples":
             await self._take_samples(frame)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gpuq.core import snapshot
@@ -30,6 +30,7 @@ log = logging.getLogger("gpuq.loop")
 
 SNAPSHOT_EVERY = 20_000  # events between two snapshots
 MAX_BATCH = 512  # requests in one commit
+MUTANT_DELAY_S = 0.3
 RETRY_S = 2.0  # between two tries to write while degraded
 
 
@@ -78,7 +79,7 @@ class Loop:
         """Carry out a request; returns when it is durable. Raises UserError or JournalError."""
         return await self.ask_later(request, blobs)
 
-    async def ask_all(self, requests: list[AnyRequest], blobs: dict[BlobId, bytes] | None = None) -> Outcome:
+    async def ask_all(self, requests: Sequence[AnyRequest], blobs: dict[BlobId, bytes] | None = None) -> Outcome:
         """Carry out several requests in one commit; when one is refused, none is carried out."""
         return await self._enqueue(tuple(requests), blobs or {})
 
@@ -132,10 +133,12 @@ class Loop:
                     outcomes.append((asked, outcome))
                     events.extend(outcome.events)
                     blobs.update(asked.blobs)
+            reach("daemon.after_decide")
             if mutant("ack-before-commit"):
-                _answer(outcomes)
-            if events:
+                asyncio.get_running_loop().call_later(MUTANT_DELAY_S, self._write, now, events, blobs)
+            elif events:
                 self._write(now, events, blobs)
+            reach("daemon.before_answer")
         except Exception as error:
             self._roll_back(error, [asked for asked in batch if not asked.answer.done()])
             return

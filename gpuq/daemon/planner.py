@@ -1,64 +1,193 @@
-"""When to plan, and what becomes of a plan. Imports core and loop."""
+"""When to plan, and what becomes of a plan. Imports core, config and loop.
+
+Two plans are made. The dispatch plan says what starts now; it is made after every commit that could let something
+start, costs next to nothing while no GPU is free, and its placements are checked again when the loop takes them. The
+full plan adds when and where the others are expected to start; it is made when somebody asks, and kept until the state
+changes.
+
+One thing to know: a planner that fails must not stop the daemon. The error is logged, nothing starts in that pass, and
+the next change tries again.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from typing import Any
 
 from gpuq.config import ImpactConfig, PlannerConfig
-from gpuq.core import fit
-from gpuq.core.events import AnyEvent
-from gpuq.core.model import AttemptId, Job, Placement
+from gpuq.core import explain, greedy
+from gpuq.core.decide import step
+from gpuq.core.estimate import remaining
+from gpuq.core.events import (
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    GpusChanged,
+    JobDropped,
+    JobReleased,
+    JobRequeued,
+    JobsSubmitted,
+    JobUpdated,
+    NodeChanged,
+    NodeResumed,
+    ReachChanged,
+    StrayGone,
+)
+from gpuq.core.fit import best_speed
+from gpuq.core.impact import Outcome, Weights, impact_factor, outcome
+from gpuq.core.model import AttemptId, Job
+from gpuq.core.plan import Plan, Start
+from gpuq.core.problem import snapshot
 from gpuq.core.requests import Place, Submit
+from gpuq.core.snapshot import from_bytes, to_bytes
+from gpuq.core.states import JobState
+from gpuq.daemon import explanation
 from gpuq.daemon.loop import Loop
+from gpuq.errors import GpuqError
+
+log = logging.getLogger("gpuq.planner")
+
+Json = dict[str, Any]
+
+_MAY_LET_START = (
+    AttemptEnded, AttemptStarted, GpusChanged, JobDropped, JobReleased, JobRequeued, JobsSubmitted, JobUpdated,
+    NodeChanged, NodeResumed, ReachChanged, StrayGone,
+)  # fmt: skip
 
 
 class DaemonPlanner:
+    """Starts what a plan lets start, and answers when, where and why."""
+
     def __init__(self, loop: Loop, config: PlannerConfig, impact: ImpactConfig) -> None:
         self._loop = loop
+        self._config = config
         self._wake = asyncio.Event()
+        self._plan: Plan | None = None
+        self._is_stale = True
+        self.weights = Weights(
+            default_run_s=config.default_runtime_s,
+            age=impact.age,
+            energy=impact.energy,
+            restart=impact.restart,
+            fragmentation=impact.fragmentation,
+            interference=impact.interference,
+        )
+
+    # --- starting jobs -----------------------------------------------------------------------------------
 
     def look_again(self, events: list[AnyEvent]) -> None:
-        self._wake.set()
+        """A commit went through: plan again if it could let something start."""
+        self._is_stale = True
+        if any(isinstance(event, _MAY_LET_START) for event in events):
+            self._wake.set()
 
     def time_passed(self) -> None:
-        self._wake.set()
+        """Begin times and back-offs may be over, and a full plan grows old."""
+        if self._loop.state.waiting:
+            self._wake.set()
+        if self._plan is not None and self._age_s(self._plan) > self._config.every_s:
+            self._is_stale = True
 
     async def run(self) -> None:
+        """Dispatch after every change until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
-            self._dispatch()
+            try:
+                await self._dispatch()
+            except GpuqError as error:
+                log.error("nothing was started in this pass: %s", error.message)
+            except Exception:
+                log.exception("planning failed; nothing was started in this pass")
 
-    def _dispatch(self) -> None:
-        state, now = self._loop.state, self._loop.clock.now()
-        taken = set()
-        for queue in list(state.waiting.values()):
-            for id_ in list(queue):
-                job = state.jobs[id_]
-                for node in state.nodes.values():
-                    found = fit.place_now(state, job, node, now)
-                    if isinstance(found, fit.Obstacle) or taken & set(found):
-                        continue
-                    taken |= set(found)
-                    p = Placement(job=id_, node=node.name, gpus=found)
-                    self._loop.ask_later(Place(placement=p, attempt=AttemptId(str(uuid.uuid4()))))
-                    break
-                else:
-                    break
+    async def _dispatch(self) -> None:
+        if not self._loop.state.waiting or self._loop.degraded:
+            return
+        plan = greedy.dispatch(self._loop.state, self._loop.clock.now(), self.weights)
+        asked = [
+            self._loop.ask_later(Place(placement=placement, attempt=AttemptId(str(uuid.uuid4()))))
+            for placement in plan.placements()
+        ]
+        for answer in asyncio.as_completed(asked):
+            for note in (await answer).notes:
+                log.info("%s", note)
 
-    def estimates(self) -> Any:
-        return None
+    # --- the full plan -----------------------------------------------------------------------------------
+
+    def _age_s(self, plan: Plan) -> float:
+        return self._loop.clock.now().steady_s - plan.stamp.steady_s
+
+    def estimates(self) -> Plan:
+        """The full plan as of now, or a recent one when the state changes faster than `planner.min_gap`."""
+        plan = self._plan
+        if plan is None or (self._is_stale and self._age_s(plan) >= self._config.min_gap_s):
+            now = self._loop.clock.now()
+            plan = self._plan = greedy.plan(snapshot(self._loop.state, now, self.weights))
+            self._is_stale = False
+        return plan
 
     def waiting_reason(self, job: Job) -> tuple[str, str | None]:
-        return "Resources", None
+        """(reason, sentence) of a pending job."""
+        reason, message = explain.waiting_reason(self._loop.state, job, self.estimates(), self._loop.clock.now())
+        return reason.value, message
 
     def expected_end_at(self, job: Job) -> float | None:
-        return None
+        """When a running job is predicted to end, on the wall clock; null on a guess."""
+        if job.attempt is None or not job.state.holds_gpus:
+            return None
+        now = self._loop.clock.now()
+        left = remaining(self._loop.state, job, now, self.weights)
+        return now.wall_s + left.left_s if left.informed else None
 
-    def explain(self, job: Job) -> dict[str, Any]:
-        return {}
+    def impact_factor_of_period(self, since_wall_s: float) -> float | None:
+        """The Impact Factor of jobs that run, or ended since a moment; null when none ran."""
+        state, now = self._loop.state, self._loop.clock.now()
+        found: list[Outcome] = []
+        for job in state.jobs.values():
+            if job.state is JobState.PENDING or (job.ended_at is not None and job.ended_at < since_wall_s):
+                continue
+            known = outcome(state, job, now, best_speed(state, job.spec.resources), self.weights)
+            if known is not None:
+                found.append(known)
+        return impact_factor(found)
 
-    def rehearse(self, request: Submit) -> dict[str, Any]:
-        return {}
+    # --- answers -----------------------------------------------------------------------------------------
+
+    def explain(self, job: Job) -> Json:
+        """The `why` object of docs/api.md."""
+        now = self._loop.clock.now()
+        problem = snapshot(self._loop.state, now, self.weights)
+        return explanation.why(self._loop.state, job, problem, greedy.plan(problem), now)
+
+    def rehearse(self, request: Submit) -> Json:
+        """Where and when a job would start: the submit is carried out on a copy of the state."""
+        now = self._loop.clock.now()
+        copy = from_bytes(to_bytes(self._loop.state))
+        result = step(copy, request, now)
+        id_ = next(event.id for event in result.events if isinstance(event, JobsSubmitted))
+        job = copy.jobs[copy.members(id_)[0]]
+        plan = greedy.plan(snapshot(copy, now, self.weights))
+        start = plan.estimates.get(job.id)
+        reason, message = explain.waiting_reason(copy, job, plan, now)
+        starts_now = start is not None and start.start_s <= now.steady_s
+        return {
+            "start": {
+                "now": starts_now,
+                "at": now.wall_s + start.start_s - now.steady_s if start else None,
+                "end_at": now.wall_s + start.end_s - now.steady_s if start else None,
+                "node": start.node if start else None,
+                "gpus": self._named(start),
+                "reason": None if starts_now else reason.value,
+                "message": None if starts_now else message,
+            },
+            "notes": result.notes,
+        }
+
+    def _named(self, start: Start | None) -> list[Json]:
+        if start is None:
+            return []
+        node = self._loop.state.nodes.get(start.node)
+        held = [gpu for gpu in (node.gpus if node else ()) if gpu.uuid in set(start.gpus)]
+        return [{"uuid": gpu.uuid, "index": gpu.index, "type": gpu.type} for gpu in held]

@@ -11,13 +11,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import gpuq
-
 from gpuq.core.model import Job, JobId, User
 from gpuq.core.states import JobState, parse_state
 from gpuq.daemon import views
 from gpuq.daemon.desk import Desk
 from gpuq.errors import NotFound, UsageError
-from gpuq.journal.archive import ArchivedJob
+from gpuq.journal.archive import ArchivedJob, HistoryQuery
 
 if TYPE_CHECKING:
     from gpuq.daemon.api import Call
@@ -66,7 +65,7 @@ def _archived(desk: Desk, id_: JobId) -> list[ArchivedJob]:
     tasks = desk.state.tasks.get(id_)
     if tasks and len(tasks) == desk.state.jobs[tasks[0]].spec.array_size:
         return []
-    return desk.journal.history(ids=[id_])
+    return desk.journal.history(HistoryQuery(ids=(id_,)))
 
 
 def chosen_jobs(desk: Desk, by: User, filters: Json) -> list[Job]:
@@ -127,7 +126,7 @@ async def status(desk: Desk, call: Call) -> Json:
         "failed_today": _failed_today(state.jobs.values(), now.wall_s),
         "gpus_total": len(gpus),
         "gpus_busy": sum(1 for _, gpu in gpus if gpu.uuid in state.owners),
-        "impact_factor_today": None,
+        "impact_factor_today": desk.planner.impact_factor_of_period(now.wall_s - DAY_S),
     }
 
 
@@ -213,7 +212,8 @@ async def nodes(desk: Desk, call: Call) -> Json:
         found.append(views.node_view(desk.state, node, silent_s, connection.last_error if connection else None))
     for name, connection in desk.fleet.connections.items():
         if name not in desk.state.nodes:
-            found.append({"name": name, "state": "unknown*", "reach": "connecting", "link_error": connection.last_error})
+            unseen = {"name": name, "state": "unknown*", "reach": "connecting", "link_error": connection.last_error}
+            found.append(unseen)
     return {"nodes": found}
 
 
@@ -233,16 +233,17 @@ async def history(desk: Desk, call: Call) -> Json:
     """Ended jobs, newest first."""
     filters = _filters(call.query)
     before = _number(call.query, "before")
-    found = desk.journal.history(
+    wanted = HistoryQuery(
         user=filters.get("user"),
-        states=[parse_state(each) for each in filters.get("states", ())],
+        states=tuple(parse_state(each) for each in filters.get("states", ())),
         name=filters.get("name"),
         since=_number(call.query, "since"),
         until=_number(call.query, "until"),
-        ids=[JobId(each) for each in filters.get("ids", ())],
+        ids=tuple(JobId(each) for each in filters.get("ids", ())),
         limit=int(_number(call.query, "limit", DEFAULT_LIMIT) or DEFAULT_LIMIT),
         before=int(before) if before is not None else None,
     )
+    found = desk.journal.history(wanted)
     return {"jobs": [_archived_view(desk, each) for each in found]}
 
 

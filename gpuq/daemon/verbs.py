@@ -6,8 +6,18 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
-from gpuq.core.events import AnyEvent, JobDropped, JobHeld, JobReleased, JobRequeued, JobsForgotten, JobsSubmitted
-from gpuq.core.events import JobSignalled, JobUpdated, StopOrdered
+from gpuq.core.events import (
+    AnyEvent,
+    JobDropped,
+    JobHeld,
+    JobReleased,
+    JobRequeued,
+    JobsForgotten,
+    JobSignalled,
+    JobsSubmitted,
+    JobUpdated,
+    StopOrdered,
+)
 from gpuq.core.model import JobId, NodeName
 from gpuq.core.requests import (
     Cancel,
@@ -27,6 +37,7 @@ from gpuq.daemon import intake
 from gpuq.daemon.desk import Desk
 from gpuq.daemon.queries import chosen_jobs, expand_ids
 from gpuq.errors import Forbidden, Refused, UsageError
+from gpuq.journal.archive import HistoryQuery
 
 if TYPE_CHECKING:
     from gpuq.daemon.api import Call
@@ -175,9 +186,13 @@ async def prune(desk: Desk, call: Call) -> Json:
 
 def _prune_archive(desk: Desk, body: Json, before: float | None, kept: set[JobId]) -> list[JobId]:
     """Forget those that only the archive knows."""
-    ids = [JobId(each) for each in body.get("ids") or ()]
-    states = [parse_state(each) for each in body.get("states") or ()]
-    found = desk.journal.history(user=body.get("user"), states=states, until=before, ids=ids)
+    wanted = HistoryQuery(
+        user=body.get("user"),
+        states=tuple(parse_state(each) for each in body.get("states") or ()),
+        until=before,
+        ids=tuple(JobId(each) for each in body.get("ids") or ()),
+    )
+    found = desk.journal.history(wanted)
     gone = [each.job.id for each in found if each.job.id not in desk.state.jobs and each.job.id not in kept]
     if gone:
         desk.journal.forget(gone)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpuq.core.model import Dependencies, Gpu, Health, Job, Node, Reach
-from typing import Any as Plan
+from gpuq.core.plan import Plan
 from gpuq.core.state import ClusterState
 from gpuq.core.states import JobState
 from gpuq.daemon import launch

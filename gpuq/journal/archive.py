@@ -62,9 +62,9 @@ _PUT: Final = """INSERT OR REPLACE INTO archive
     (id, array_id, position, user, uid, name, state, node, submitted_at, started_at, ended_at, gpus, spec, v, body, crc)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _COLUMNS: Final = (
-    "archive.id, archive.array_id, archive.position, archive.user, archive.uid, archive.name, archive.state, archive.node,"
-    " archive.submitted_at, archive.started_at, archive.ended_at, archive.gpus, archive.spec, archive.v, archive.body,"
-    " archive.crc"
+    "archive.id, archive.array_id, archive.position, archive.user, archive.uid, archive.name, archive.state,"
+    " archive.node, archive.submitted_at, archive.started_at, archive.ended_at, archive.gpus, archive.spec, archive.v,"
+    " archive.body, archive.crc"
 )
 _SELECT: Final = f"SELECT {_COLUMNS}, spec.v, spec.body FROM archive LEFT JOIN spec ON spec.id = archive.spec"  # noqa: S608 - literals of this module
 _NAMED: Final = (

@@ -60,7 +60,7 @@ def make_backup(connection: sqlite3.Connection, home: Path, seq: int, reason: st
     except (sqlite3.Error, OSError) as error:
         fresh.unlink(missing_ok=True)
         raise write_error(error, home) from error
-    for path in siblings[: len(siblings) + 1 - KEPT]:
+    for path in siblings[: max(0, len(siblings) + 1 - KEPT)]:
         path.unlink(missing_ok=True)
     return target
 

@@ -25,6 +25,13 @@ ALL: Final = (
     "journal.after_highwater",
     "journal.before_snapshot",
     "journal.after_snapshot",
+    "daemon.after_decide",
+    "daemon.before_answer",
+    "daemon.before_actions",
+    "daemon.before_start",
+    "daemon.before_stop",
+    "daemon.before_release",
+    "daemon.before_report",
 )
 ACTIONS: Final = ("kill", "exit", "delay", "enospc", "eio")
 EXIT_CODE: Final = 70

@@ -21,7 +21,7 @@ from gpuq.journal.codec import check_row
 from gpuq.journal.failpoints import mutant
 from gpuq.journal.files import DATABASE, HIGHWATER, Reserve, create_private, move_durably, sync_directory
 from gpuq.journal.highwater import HighWater, Mark, read_mark
-from gpuq.journal.problems import ROLLBACK_COMMAND, damaged_error, is_busy, owned_error, write_error
+from gpuq.journal.problems import ROLLBACK_COMMAND, JournalBroken, damaged_error, is_busy, owned_error, write_error
 from gpuq.journal.schema import (
     get_meta,
     is_journal,
@@ -186,6 +186,8 @@ def _inspect(home: Path) -> Mark:
         if state_id is None:
             raise damaged_error(home / DATABASE, "it does not say which state it is", newest_backup(home))
         return Mark(state_id, _newest_seq(connection))
+    except JournalBroken as error:
+        raise damaged_error(home / DATABASE, error.message.rstrip("."), newest_backup(home)) from error
     finally:
         connection.close()
 
@@ -242,7 +244,7 @@ def _opening_error(error: sqlite3.Error, home: Path) -> JournalError:
     path = home / DATABASE
     if is_busy(error):
         return owned_error(path)
-    if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
+    if any(word in str(error) for word in ("disk I/O", "disk is full", "readonly", "unable to open", "write-ahead")):
         return write_error(error, home)
     return damaged_error(path, str(error), newest_backup(home))
 

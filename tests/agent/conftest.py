@@ -25,7 +25,10 @@ def start_agent(tmp_path: Path) -> Iterator[Callable[..., AgentDriver]]:
 
     yield start
     for agent in agents:
-        agent.clean()
+        if agent.process.returncode is None:
+            agent.close()
+    if agents:
+        agents[-1].clean()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -39,6 +40,16 @@ def alive(pid: int) -> bool:
     except OSError:
         return False
     return text[text.rindex(")") + 2] not in "ZX"
+
+
+def locked(claim: Path) -> bool:
+    """Whether a living shim holds a claim."""
+    with claim.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 class AgentDriver:
@@ -197,16 +208,12 @@ class AgentDriver:
         self.process.wait(timeout=DEADLINE_S)
 
     def clean(self) -> None:
-        """End the agent and everything that its attempts left."""
-        if self.process.returncode is None:
-            self.close()
+        """Kill the shims of attempts that still live, and have an agent see to what they leave."""
         for claim in self.spool.glob("*/claim"):
-            record = json.loads(claim.read_text())
-            if "shim_pid" in record and alive(record["shim_pid"]):
+            if locked(claim):
+                os.kill(json.loads(claim.read_text())["shim_pid"], signal.SIGKILL)
                 sweeper = AgentDriver(self.spool)
-                sweeper.ready()
-                os.kill(record["shim_pid"], signal.SIGKILL)
-                sweeper.phase(claim.parent.name, "lost", "ended")
+                sweeper.phase_at_start(claim.parent.name, "lost")
                 sweeper.close()
 
 

@@ -92,8 +92,8 @@ def summary_line(summary: dict[str, Any], colour: bool, width: int) -> str:
     counts = summary.get("counts") or {}
     running = sum(counts.get(state, 0) for state in RUNNING)
     parts = [(f"{running} running", "running"), (f"{counts.get('PENDING', 0)} waiting", "waiting")]
-    if counts.get("FAILED"):
-        parts.append((f"{counts['FAILED']} failed", "trouble"))
+    if summary.get("failed_today"):
+        parts.append((f"{summary['failed_today']} failed today", "trouble"))
     right = f"{_number(summary.get('gpus_busy'))} of {_number(summary.get('gpus_total'))} GPUs busy"
     if summary.get("impact_factor_today") is not None:
         right += f" · Impact Factor {summary['impact_factor_today']:.2f} today"
@@ -126,7 +126,8 @@ def _waiting_row(job: Job, own: str, now: float) -> list[Cell]:
         starts += f" on {job['node']}"
     held = "trouble" if job.get("held") else "waiting"
     return [
-        Cell(job["id"]), Cell(who_name(job, own)), Cell(job["code"], held), Cell(gpus_text(job)), Cell(why), Cell(starts),
+        Cell(job["id"]), Cell(who_name(job, own)), Cell(job["code"], held), Cell(gpus_text(job)), Cell(why),
+        Cell(starts),
     ]  # fmt: skip
 
 
@@ -173,8 +174,8 @@ def use_bar(share: float | None) -> str:
 
 def job_in_full(job: Job, now: float) -> list[str]:
     """Everything known of one job, as aligned `name  value` lines."""
-    rows = [(name, value) for name, value in _facts(job, now) if value not in (None, "", "-")]
-    return table((Column(""), Column("")), [[Cell(name, "faint"), Cell(str(value))] for name, value in rows], heads=False)
+    facts = [(name, value) for name, value in _facts(job, now) if value not in (None, "", "-")]
+    return table((Column(""), Column("")), [[Cell(name), Cell(str(value))] for name, value in facts], heads=False)
 
 
 def _facts(job: Job, now: float) -> list[tuple[str, Any]]:
@@ -186,7 +187,8 @@ def _facts(job: Job, now: float) -> list[tuple[str, Any]]:
     facts: list[tuple[str, Any]] = [
         ("job", job["id"]), ("name", job.get("name")), ("user", job.get("user")),
         ("state", f"{job['state']} ({job['code']})"), ("reason", reason_text(job)), ("stopping", job.get("stopping")),
-        ("command", job.get("command")), ("directory", job.get("cwd")), ("GPUs asked", asked), ("node", job.get("node")),
+        ("command", job.get("command")), ("directory", job.get("cwd")), ("GPUs asked", asked),
+        ("node", job.get("node")),
         ("GPUs", held), ("CPUs", job.get("cpus")),
         *((name, format_mib(job[key]) if job.get(key) is not None else None) for name, key in memory),
         ("submitted", time_text(job.get("submitted_at"))), ("begin", time_text(job.get("begin_at"))),

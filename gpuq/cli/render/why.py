@@ -1,0 +1,123 @@
+"""The answer to `why`: what a job waits for, what is planned, what would start it sooner. Imports units and render.
+
+One thing to know: everything shown comes from the daemon's `why` object; parts that are unknown are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gpuq.cli.render.table import Cell, Column, table
+from gpuq.units import format_clock, format_rough_duration
+
+Why = dict[str, Any]
+
+_MOST: Final = 8  # lines of one kind
+
+
+def why_lines(why: Why, now: float, width: int | None = None, colour: bool = False) -> list[str]:
+    """The sentence, then what stands behind it as `name  value` lines."""
+    head = why.get("message") or why.get("reason") or "nothing is known of it"
+    name = f' "{why["name"]}"' if why.get("name") else ""
+    rows = [
+        *_options(why, now), *_planned(why, now), *_figures(why), *_prediction(why), *_ahead(why), *_blockers(why, now),
+        *_cannot(why),
+    ]  # fmt: skip
+    if why.get("hint"):
+        rows.append(("To start sooner", str(why["hint"])))
+    cells = [[Cell(name_), Cell(text)] for name_, text in rows]
+    title = table((Column(""),), [[Cell(f"job {why['id']}{name} ({why['state']}): {head}")]], heads=False)
+    columns = (Column(""), Column("", wraps=True))
+    return [*title, *table(columns, cells, heads=False, indent=2, width=width, colour=colour)]
+
+
+def _options(why: Why, now: float) -> list[tuple[str, str]]:
+    rows = []
+    for option in (why.get("options") or ())[:_MOST]:
+        start, end = option.get("start_at"), option.get("end_at")
+        name = "Could run now on" if start is not None and start <= now + 1 else "Could run on"
+        parts = [f"{option.get('node') or '-'} {option.get('type') or ''}".strip()]
+        if start is not None and start > now + 1:
+            parts.append(f"starts ~{format_clock(start, now)}")
+        if end is not None:
+            parts.append(f"would end ~{format_clock(end, now)}")
+        if option.get("impact") is not None:
+            parts.append(f"impact {option['impact']:.2f}")
+        rows.append((name, "   ".join(parts)))
+    return _once(rows)
+
+
+def _planned(why: Why, now: float) -> list[tuple[str, str]]:
+    planned = why.get("planned")
+    if not planned:
+        return []
+    where = f"{planned.get('node') or '-'} {planned.get('type') or ''}".strip()
+    if planned.get("gpus"):
+        where += f" #{', #'.join(str(gpu) for gpu in planned['gpus'])}"
+    times = [
+        f"{word} ~{format_clock(planned[key], now)}"
+        for word, key in (("starts", "start_at"), ("ends", "end_at"))
+        if planned.get(key) is not None
+    ]
+    return [("Planned on", "   ".join((where, ", ".join(times))).strip())]
+
+
+def _figures(why: Why) -> list[tuple[str, str]]:
+    parts = [] if why.get("impact") is None else [f"{why['impact']:.2f}"]
+    prices = why.get("prices") or {}
+    if prices:
+        parts.append("GPU price now " + ", ".join(f"{price:.2f} on {kind}" for kind, price in sorted(prices.items())))
+    return [("Impact", "   ".join(parts))] if parts else []
+
+
+def _prediction(why: Why) -> list[tuple[str, str]]:
+    prediction = why.get("prediction") or {}
+    if prediction.get("run_s") is None:
+        return []
+    basis = f", from {prediction['basis']}" if prediction.get("basis") else ""
+    return [("Prediction", f"{format_rough_duration(prediction['run_s'])}{basis}")]
+
+
+def _ahead(why: Why) -> list[tuple[str, str]]:
+    ahead = why.get("ahead") or []
+    shown = [
+        f"{job['id']} {job.get('name') or ''}".strip()
+        + (f" (impact {job['impact']:.2f})" if job.get("impact") is not None else "")
+        for job in ahead[:_MOST]
+    ]
+    more = [f"and {len(ahead) - _MOST} more"] if len(ahead) > _MOST else []
+    return [("Ahead of it", ", ".join([*shown, *more]))] if shown else []
+
+
+def _blockers(why: Why, now: float) -> list[tuple[str, str]]:
+    rows = []
+    for job in (why.get("blockers") or ())[:_MOST]:
+        ends = f", ends ~{format_clock(job['ends_at'], now)}" if job.get("ends_at") is not None else ""
+        gpus = job.get("gpus")
+        count = len(gpus) if isinstance(gpus, list) else gpus
+        name = f"{job['id']} {job.get('name') or ''}".strip()
+        rows.append(("Waits for", f"{name} on {job.get('node') or '-'}, {count} GPUs{ends}"))
+    return _once(rows)
+
+
+def _cannot(why: Why) -> list[tuple[str, str]]:
+    rows = []
+    closed = [node for node in why.get("nodes") or () if not node.get("ok")]
+    for node in closed[:_MOST]:
+        gpu = f" #{node['gpu']}" if node.get("gpu") is not None else ""
+        place = f"{node['node']} {node.get('type') or ''}".strip() + gpu
+        rows.append(("Cannot use" if node.get("when") == "never" else "Not now", f"{place}   "
+                     f"{node.get('message') or node.get('reason') or 'no reason known'}"))  # fmt: skip
+    if len(closed) > _MOST:
+        rows.append(("", f"and {len(closed) - _MOST} more; all of them: gpuq why {why['id']} --json"))
+    return _once(rows)
+
+
+def _once(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The rows with a name that repeats left blank."""
+    shown = []
+    last = None
+    for name, text in rows:
+        shown.append(("" if name == last else name, text))
+        last = name
+    return shown

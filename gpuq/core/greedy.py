@@ -1,0 +1,271 @@
+"""The earliest-finish list plan: the planner that is always there. Imports problem, plan, profile, impact, topology.
+
+Jobs are taken in order of impact on their best GPUs, then of submission. Each takes the site where it is predicted to
+finish first, waiting for a faster GPU included, and its GPUs are promised to it from then on. So large jobs get
+reservations, and a job further back starts now only where it ends before the promise, or on other GPUs.
+
+No GPU idles on a guess: a job passes over a GPU that is free now for a faster one only when its own run time and the
+ends it waits for are informed, and when that saves enough.
+
+One thing to know: equal jobs share a queue, and without estimates a queue is left as soon as its next job cannot start,
+after one promise to that job. A pass costs what it starts, plus one look at each queue.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from gpuq.core import impact, topology
+from gpuq.core.impact import Weights
+from gpuq.core.model import JobId, Stamp
+from gpuq.core.plan import Plan, Start
+from gpuq.core.problem import Problem, Queue, Site, Waiting, snapshot
+from gpuq.core.profile import ArrayProfile, GpuProfile, MachineProfile
+from gpuq.core.state import ClusterState
+
+
+class Greedy:
+    """The Planner."""
+
+    def plan(self, problem: Problem) -> Plan:
+        """A plan with estimates for the problem's window."""
+        return plan(problem)
+
+
+def plan(problem: Problem, estimates: bool = True) -> Plan:
+    """Which jobs start now; with estimates also when and where the others of the window will."""
+    return _Pass(problem, problem.window if estimates else 0).plan()
+
+
+def fast(problem: Problem) -> Plan | None:
+    """The plan when every waiting job starts at once on idle GPUs, so that no solver has anything to add."""
+    asked = sum(queue.gpus * queue.count for queue in problem.queues)
+    if asked > problem.free_slots or any(queue.count > len(queue.heads) for queue in problem.queues):
+        return None
+    found = plan(problem, estimates=False)
+    return found if found.waiting == 0 else None
+
+
+def dispatch(state: ClusterState, stamp: Stamp, weights: Weights | None = None) -> Plan:
+    """Only what starts now, reading as little of the state as that needs."""
+    return plan(snapshot(state, stamp, weights, window=0), estimates=False)
+
+
+class _Choice(NamedTuple):
+    """Where a job could run; the least is the best. The order of the fields is the order of preference."""
+
+    end_s: float
+    start_s: float
+    slowness: float  # negative speed
+    left_over: int  # free GPUs of the site that it would not use
+    load: float  # attempts per CPU of the machine, for jobs without GPUs
+    memory_mib: int
+    position: int  # of the site among the queue's
+    site: Site
+
+
+class _Entry(NamedTuple):
+    """The head of a queue, in the order of planning."""
+
+    later: bool  # it may not start now whatever is free: begin time, limit of its array
+    rank: float  # negative impact on its best GPUs
+    order: int
+    queue: int
+    position: int
+
+
+class _Pass:
+    """One run of the planner over one problem."""
+
+    def __init__(self, problem: Problem, window: int) -> None:
+        self.problem = problem
+        self.window = window
+        self.gpus = GpuProfile(problem)
+        self.machines = [MachineProfile(machine) for machine in problem.machines]
+        self.arrays = {id_: ArrayProfile(room) for id_, room in problem.arrays.items()}
+        self.starts: list[Start] = []
+        self.estimates: dict[JobId, Start] = {}
+        self.holding = [(each.type, each.impact) for each in problem.running]
+        # A GPU job that asks for no CPUs or memory cannot stand in the way of one without GPUs.
+        self.cpu_jobs = any(queue.gpus == 0 for queue in problem.queues)
+
+    def plan(self) -> Plan:
+        """Take the heads of the queues in order until nothing more can be said."""
+        entries = [self._entry(number, 0) for number in range(len(self.problem.queues))]
+        heapify(entries)
+        while entries:
+            entry = heappop(entries)
+            queue = self.problem.queues[entry.queue]
+            after_s = self._after_s(queue)
+            if after_s > 0.0 and not entry.later:
+                heappush(entries, entry._replace(later=True))
+                continue
+            more = self._settle(queue, entry.position, after_s)
+            if more and entry.position + 1 < len(queue.heads):
+                heappush(entries, self._entry(entry.queue, entry.position + 1))
+        return self._answer()
+
+    def _entry(self, number: int, position: int) -> _Entry:
+        queue = self.problem.queues[number]
+        value = queue.impact(position, queue.best_run_s, self.problem.weights)
+        return _Entry(queue.release_s > 0.0, -value, queue.heads[position].order, number, position)
+
+    def _after_s(self, queue: Queue) -> float:
+        array = queue.shape.array
+        if array is None:
+            return queue.release_s
+        return max(queue.release_s, self.arrays[array].free_from_s())
+
+    def _settle(self, queue: Queue, position: int, after_s: float) -> bool:
+        """Give the job its place; False when nothing can be said of the jobs behind it in its queue."""
+        full = len(self.estimates) >= self.window
+        if full and (after_s > 0.0 or self._is_hopeless(queue)):
+            return False
+        choice, passed_over = self._best(queue, after_s)
+        if choice is None:
+            return False
+        start = self._take(queue, position, choice, passed_over)
+        self.estimates[start.job] = start
+        if choice.start_s == 0.0:
+            self.starts.append(start)
+            self.holding.append((start.type, start.impact))
+            return True
+        return not full
+
+    def _is_hopeless(self, queue: Queue) -> bool:
+        """Whether no job of the queue can start now, and no free GPU needs to be kept for one."""
+        if queue.gpus == 0 or self.gpus.free_now > 0:
+            return False
+        asked = queue.shape.resources
+        return not (self.cpu_jobs and (asked.cpus or asked.memory_mib))
+
+    # --- choosing ---------------------------------------------------------------------------------------
+
+    def _best(self, queue: Queue, after_s: float) -> tuple[_Choice | None, _Choice | None]:
+        """The site to take, and the one free now that is passed over for it."""
+        now: _Choice | None = None
+        best: _Choice | None = None
+        asks_machine = bool(queue.shape.resources.cpus or queue.shape.resources.memory_mib)
+        count, prediction = queue.gpus, queue.prediction
+        for position, site in enumerate(queue.sites):
+            run_s = prediction.on(site.speed)
+            if count:
+                pool = self.gpus.pool(site.slots)
+                first_s = max(pool.first_s, after_s)
+                rival = now if first_s == 0.0 else best
+                if rival is not None and first_s + run_s > rival.end_s:
+                    continue
+                start_s = (
+                    self._earliest_s(queue, site, run_s, after_s)
+                    if asks_machine
+                    else self.gpus.earliest_s(pool, count, run_s, after_s)
+                )
+            else:
+                start_s = self._earliest_s(queue, site, run_s, after_s)
+            rival = now if start_s == 0.0 else best
+            if start_s == inf or (rival is not None and start_s + run_s > rival.end_s):
+                continue
+            choice = self._choice(site, position, start_s, run_s, count)
+            if start_s == 0.0 and (now is None or choice < now):
+                now = choice
+            if best is None or choice < best:
+                best = choice
+        if best is None or now is None or best is now:
+            return best, None
+        return (best, now) if self._may_wait(queue, best, now) else (now, None)
+
+    def _choice(self, site: Site, position: int, start_s: float, run_s: float, count: int) -> _Choice:
+        left_over = len(site.slots) - count
+        load = 0.0
+        if start_s == 0.0 and count:
+            left_over = sum(1 for tail in self.gpus.pool(site.slots).tails if tail == 0.0) - count
+        elif not count:
+            machine = self.machines[site.machine]
+            load = machine.attempts / max(machine.cpus, 1)
+        return _Choice(start_s + run_s, start_s, -site.speed, left_over, load, site.memory_mib, position, site)
+
+    def _earliest_s(self, queue: Queue, site: Site, run_s: float, after_s: float) -> float:
+        """The first time at which GPUs, CPUs and memory are all there."""
+        asked, machine = queue.shape.resources, self.machines[site.machine]
+        while after_s < inf:
+            start_s = after_s
+            if queue.gpus:
+                pool = self.gpus.pool(site.slots)
+                start_s = self.gpus.earliest_s(pool, queue.gpus, run_s, after_s)
+            until_s = machine.blocked_until_s(start_s, run_s, asked.cpus, asked.memory_mib or 0)
+            if until_s is None:
+                return start_s
+            after_s = until_s
+        return inf
+
+    def _may_wait(self, queue: Queue, best: _Choice, now: _Choice) -> bool:
+        """Whether to leave a GPU idle for a faster one: not on a guess, and not for next to nothing."""
+        if not queue.prediction.informed:
+            return False
+        if best.end_s > now.end_s - self.problem.weights.worth_waiting * (now.end_s - now.start_s):
+            return False
+        return self.gpus.is_informed(self._pick(queue, best), best.start_s)
+
+    def _pick(self, queue: Queue, choice: _Choice) -> list[int]:
+        """The GPUs to take. Now: the best connected; later: those that idle least until then."""
+        count = queue.gpus
+        if not count:
+            return []
+        pool = self.gpus.pool(choice.site.slots)
+        holes, tails = self.gpus.open_at(pool, choice.start_s, choice.end_s - choice.start_s)
+        if choice.start_s > 0.0 or holes or len(tails) == count:
+            return [*holes, *tails][:count]
+        slots = sorted(tails)
+        gpus = [self.problem.slots[slot].gpu for slot in slots]
+        return [slots[position] for position in topology.choose(gpus, count)]
+
+    # --- promising --------------------------------------------------------------------------------------
+
+    def _take(self, queue: Queue, position: int, choice: _Choice, passed_over: _Choice | None) -> Start:
+        slots = self._pick(queue, choice)
+        informed = queue.prediction.informed and self.gpus.is_informed(slots, choice.start_s)
+        asked = queue.shape.resources
+        self.gpus.take(slots, choice.start_s, choice.end_s, informed)
+        self.machines[choice.site.machine].take(
+            choice.start_s, choice.end_s, asked.cpus, asked.memory_mib or 0
+        )
+        if queue.shape.array is not None:
+            self.arrays[queue.shape.array].take(choice.end_s)
+        head: Waiting = queue.heads[position]
+        base_s = self.problem.stamp.steady_s
+        run_s = queue.prediction.on(choice.site.speed)
+        return Start(
+            job=head.job,
+            node=self.problem.machines[choice.site.machine].node,
+            gpus=tuple(self.problem.slots[slot].gpu.uuid for slot in slots),
+            type=choice.site.type,
+            start_s=base_s + choice.start_s,
+            end_s=base_s + choice.end_s,
+            impact=queue.impact(position, run_s, self.problem.weights),
+            informed=informed,
+            passed_over=passed_over.site.type if passed_over else None,
+            passed_over_end_s=base_s + passed_over.end_s if passed_over else None,
+        )
+
+    def _answer(self) -> Plan:
+        waiting = self.problem.waiting - len(self.starts)
+        return Plan(
+            planner="greedy" if waiting else "fast",
+            stamp=self.problem.stamp,
+            starts=tuple(self.starts),
+            estimates=self.estimates,
+            prices=impact.prices(self.holding, self._wanted_types()) if self.window else {},
+            waiting=waiting,
+        )
+
+    def _wanted_types(self) -> set[str]:
+        """Types that a job which does not start now could use."""
+        started = {start.job for start in self.starts}
+        return {
+            site.type
+            for queue in self.problem.queues
+            if queue.count > sum(1 for head in queue.heads if head.job in started)
+            for site in queue.sites
+        }

@@ -1,0 +1,164 @@
+"""The `why` object of docs/api.md, put together from what the core says. Imports core.
+
+One thing to know: the command line, `top` and scripts read this one object, so what a person is told and what the
+planner did come from the same plan.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gpuq.core import explain
+from gpuq.core.estimate import predict, remaining
+from gpuq.core.impact import Weights
+from gpuq.core.model import Job, Stamp
+from gpuq.core.plan import Plan, Start
+from gpuq.core.problem import Problem, Queue
+from gpuq.core.state import ClusterState
+from gpuq.core.states import JobState
+
+Json = dict[str, Any]
+
+AHEAD_SHOWN = 10
+
+
+def why(state: ClusterState, job: Job, problem: Problem, plan: Plan, now: Stamp) -> Json:
+    """Everything that is known about why a job waits (or about its prediction, when it runs or has ended)."""
+    weights = problem.weights
+    prediction = predict(state, job, weights)
+    found: Json = {
+        "id": job.id,
+        "name": job.spec.name,
+        "user": job.owner.name,
+        "state": job.state.value,
+        "reason": job.reason.value,
+        "message": job.message,
+        "prediction": {
+            "run_s": prediction.run_s,
+            "low_s": prediction.low_s,
+            "high_s": prediction.high_s,
+            "basis": prediction.basis,
+            "informed": prediction.informed,
+        },
+        "prices": plan.prices,
+        "planned_at": plan.stamp.wall_s,
+        "planner": plan.planner,
+        "impact": None,
+        "planned": None,
+        "options": [],
+        "nodes": [],
+        "ahead": [],
+        "blockers": [],
+        "hint": None,
+    }
+    if job.state is JobState.PENDING:
+        found |= _of_waiting(state, job, problem, plan, now)
+    elif job.state.holds_gpus:
+        found["message"] = f"it is {job.state.value.lower()} on {job.attempt.node if job.attempt else 'a node'}"
+    return found
+
+
+def _of_waiting(state: ClusterState, job: Job, problem: Problem, plan: Plan, now: Stamp) -> Json:
+    reason, message = explain.waiting_reason(state, job, plan, now)
+    start = plan.estimates.get(job.id)
+    queue, position = _queue_of(problem, job)
+    options = _options(state, queue, position, problem, plan)
+    return {
+        "reason": reason.value,
+        "message": message,
+        "impact": start.impact if start else (max((each["impact"] for each in options), default=None)),
+        "planned": _planned(state, start, now) if start else None,
+        "options": options,
+        "nodes": [msgspec.to_builtins(each) for each in _plain(explain.why_nodes(state, job, now))],
+        "ahead": [
+            {"id": each.job, "name": state.jobs[each.job].spec.name, "impact": each.impact}
+            for each in explain.ahead_of(state, job, plan)[:AHEAD_SHOWN]
+        ],
+        "blockers": [_blocker(state, each, now, problem.weights) for each in explain.blockers(state, job)],
+        "hint": _hint(job, start),
+    }
+
+
+def _plain(verdicts: list[explain.NodeVerdict]) -> list[Json]:
+    return [
+        {
+            "node": each.node,
+            "gpu": each.gpu,
+            "type": each.type,
+            "ok": each.ok,
+            "when": each.when,
+            "reason": each.reason.value,
+            "message": each.message,
+        }
+        for each in verdicts
+    ]
+
+
+def _queue_of(problem: Problem, job: Job) -> tuple[Queue | None, int]:
+    for queue in problem.queues:
+        for position, head in enumerate(queue.heads):
+            if head.job == job.id:
+                return queue, position
+    return None, 0
+
+
+def _options(state: ClusterState, queue: Queue | None, position: int, problem: Problem, plan: Plan) -> list[Json]:
+    """What the job would get on each type of GPU: when that would start if it had them to itself, and its impact."""
+    if queue is None:
+        return []
+    found: dict[str, Json] = {}
+    for site in queue.sites:
+        run_s = queue.prediction.on(site.speed)
+        free = sorted(problem.slots[slot].free_at_s for slot in site.slots)
+        if len(free) < queue.gpus:
+            continue
+        wait_s = free[queue.gpus - 1] if queue.gpus else 0.0
+        option = {
+            "type": site.type,
+            "node": problem.machines[site.machine].node,
+            "start_at": plan.stamp.wall_s + wait_s,
+            "end_at": plan.stamp.wall_s + wait_s + run_s,
+            "impact": queue.impact(position, run_s, problem.weights),
+        }
+        if site.type not in found or option["end_at"] < found[site.type]["end_at"]:
+            found[site.type] = option
+    return list(found.values())
+
+
+def _planned(state: ClusterState, start: Start, now: Stamp) -> Json:
+    offset_s = now.wall_s - now.steady_s
+    node = state.nodes.get(start.node)
+    index = {gpu.uuid: gpu.index for gpu in node.gpus} if node else {}
+    return {
+        "node": start.node,
+        "gpus": [{"uuid": uuid, "index": index.get(uuid), "type": start.type} for uuid in start.gpus],
+        "type": start.type,
+        "start_at": start.start_s + offset_s,
+        "end_at": start.end_s + offset_s,
+        "predicted_s": start.end_s - start.start_s,
+        "informed": start.informed,
+    }
+
+
+def _blocker(state: ClusterState, blocker: explain.Blocker, now: Stamp, weights: Weights) -> Json:
+    job = state.jobs[blocker.job]
+    left = remaining(state, job, now, weights)
+    return {
+        "id": job.id,
+        "name": job.spec.name,
+        "user": job.owner.name,
+        "node": blocker.node,
+        "gpus": blocker.gpus,
+        "ends_at": now.wall_s + left.left_s if left.informed else None,
+    }
+
+
+def _hint(job: Job, start: Start | None) -> str | None:
+    """What would start it sooner, when something would."""
+    if start is not None and start.passed_over is not None:
+        return f"gpuq update {job.id} gpus={start.passed_over}:{job.spec.resources.gpus} would start it now"
+    if job.held is not None:
+        return f"gpuq release {job.id}"
+    return None
