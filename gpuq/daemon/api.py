@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import grp
 import logging
+import os
 import pwd
 import re
 import socket
@@ -32,7 +33,6 @@ log = logging.getLogger("gpuq.api")
 SCHEMA = 1
 MAX_BODY_BYTES = 64 * 2**20
 BODY_WITHIN_S = 30.0
-MAX_CONNECTIONS_PER_UID = 256
 
 Json = dict[str, Any]
 _encoder = msgspec.json.Encoder()
@@ -190,14 +190,12 @@ class Api:
     async def _body(self, request: web.BaseRequest) -> Json:
         if (request.content_length or 0) > MAX_BODY_BYTES:
             raise UsageError(f"The request has {request.content_length} bytes; at most {MAX_BODY_BYTES} are accepted.")
-        data = bytearray()
-        async with asyncio.timeout(BODY_WITHIN_S) if hasattr(asyncio, "timeout") else _no_timeout():
-            async for chunk in request.content.iter_chunked(2**16):
-                data += chunk
-                if len(data) > MAX_BODY_BYTES:
-                    raise UsageError(f"The request has more than {MAX_BODY_BYTES} bytes.")
         try:
-            body = msgspec.json.decode(bytes(data)) if data else {}
+            data = await asyncio.wait_for(_read(request), BODY_WITHIN_S)
+        except asyncio.TimeoutError:
+            raise UsageError(f"The request did not arrive within {BODY_WITHIN_S:.0f} s.") from None
+        try:
+            body = msgspec.json.decode(data) if data else {}
         except msgspec.DecodeError as error:
             raise UsageError(f"The request is not JSON: {error}.") from None
         if not isinstance(body, dict):
@@ -205,12 +203,13 @@ class Api:
         return body
 
 
-class _no_timeout:  # noqa: N801  (stands in for asyncio.timeout on Python 3.10)
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, *exc: object) -> None:
-        return None
+async def _read(request: web.BaseRequest) -> bytes:
+    data = bytearray()
+    async for chunk in request.content.iter_chunked(2**16):
+        data += chunk
+        if len(data) > MAX_BODY_BYTES:
+            raise UsageError(f"The request has more than {MAX_BODY_BYTES} bytes.")
+    return bytes(data)
 
 
 def bind_socket(path: Path, address: str) -> socket.socket:
@@ -218,8 +217,6 @@ def bind_socket(path: Path, address: str) -> socket.socket:
 
     The caller holds the daemon's lock, so whatever lies at the path belongs to no living daemon of this home.
     """
-    import os
-
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)

@@ -25,7 +25,7 @@ from gpuq.core.events import (
     StartAttempt,
     StopAttempt,
 )
-from gpuq.core.model import GpuUuid, Job, Node, NodeName, Reach
+from gpuq.core.model import GpuUuid, Node, NodeName, Reach
 from gpuq.core.requests import AnyRequest, GpusSeen, NodeReached, NodeReady
 from gpuq.core.state import ClusterState
 from gpuq.daemon import inventory, launch
@@ -341,10 +341,10 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    def latest_sample(self, job_or_gpu: GpuUuid) -> dict[str, Any] | None:
+    def latest_sample(self, uuid: GpuUuid) -> dict[str, Any] | None:
         """The newest sample of a GPU, if any."""
         for connection in self.connections.values():
-            history = connection.samples.get(job_or_gpu)
+            history = connection.samples.get(uuid)
             if history:
                 return history[-1]
         return None
@@ -355,8 +355,3 @@ class Fleet:
             if uuid in connection.samples:
                 return [sample.get("utilization") for sample in connection.samples[uuid]]
         return []
-
-
-def jobs_on(loop: Loop, node: NodeName) -> list[Job]:
-    """The jobs that hold resources of a node."""
-    return [job for job in loop.state.active() if job.attempt is not None and job.attempt.node == node]

@@ -49,29 +49,26 @@ class Loop:
         self.store = store
         self.clock = clock
         self.state = ClusterState()
-        self.seq = 0
         self.degraded: str | None = None
         self.on_actions: Callable[[list[AnyAction]], None] = lambda actions: None
         self.on_change: Callable[[list[AnyEvent]], None] = lambda events: None
         self._asked: list[Asked] = []
         self._wake = asyncio.Event()
-        self._changed = asyncio.Condition()
+        self._committed = asyncio.Event()  # set, and replaced, by each commit
         self._since_snapshot = 0
 
     # --- loading -----------------------------------------------------------------------------------------
 
-    def load(self) -> Stamp | None:
-        """Rebuild the state from the journal; returns the stamp of the last entry."""
+    def load(self) -> None:
+        """Rebuild the state from the journal, and check it."""
         data, entries = self.store.load()
         state = snapshot.from_bytes(data) if data is not None else ClusterState()
-        last: Stamp | None = None
         count = 0
         for entry in entries:
             apply(state, entry.event, entry.stamp)
-            self.seq, last, count = entry.seq, entry.stamp, count + 1
-        self.state, self._since_snapshot = state, count
+            count += 1
         check_invariants(state)
-        return last
+        self.state, self._since_snapshot = state, count
 
     # --- asking ------------------------------------------------------------------------------------------
 
@@ -95,11 +92,11 @@ class Loop:
 
     async def changed(self, timeout_s: float) -> bool:
         """Wait for the next commit; False when none came in time."""
-        async with self._changed:
-            try:
-                await asyncio.wait_for(self._changed.wait(), timeout_s)
-            except asyncio.TimeoutError:
-                return False
+        committed = self._committed
+        try:
+            await asyncio.wait_for(committed.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            return False
         return True
 
     async def run(self) -> None:
@@ -110,13 +107,9 @@ class Loop:
             while self._asked:
                 batch, self._asked = self._asked[:MAX_BATCH], self._asked[MAX_BATCH:]
                 self.commit(batch)
-                await self._announce()
+                await asyncio.sleep(0)
             if self.degraded:
                 await self._recover()
-
-    async def _announce(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
 
     # --- committing --------------------------------------------------------------------------------------
 
@@ -139,13 +132,18 @@ class Loop:
             elif events:
                 self._write(now, events, blobs)
             reach("daemon.before_answer")
+        except JournalError as error:
+            self._refuse(error, batch)
+            return
         except Exception as error:
-            self._roll_back(error, [asked for asked in batch if not asked.answer.done()])
+            self._isolate(error, batch)
             return
         _answer(outcomes)
-        actions = [action for _, outcome in outcomes for action in outcome.actions]
         if events:
+            committed, self._committed = self._committed, asyncio.Event()
+            committed.set()
             self.on_change(events)
+        actions = [action for _, outcome in outcomes for action in outcome.actions]
         if actions:
             reach("daemon.before_actions")
             self.on_actions(actions)
@@ -166,7 +164,7 @@ class Loop:
     def _write(self, now: Stamp, events: list[AnyEvent], blobs: dict[BlobId, bytes]) -> None:
         ended, pruned = _archive_of(self.state, events)
         entries = [(now, event) for event in events]
-        self.seq = self.store.append(entries, blobs=blobs, archive=ended, forget=pruned)
+        self.store.append(entries, blobs=blobs, archive=ended, forget=pruned)
         self._since_snapshot += len(events)
         if self._since_snapshot >= SNAPSHOT_EVERY:
             self.take_snapshot()
@@ -174,24 +172,27 @@ class Loop:
     def take_snapshot(self) -> None:
         """Keep the whole state, so that the next start replays only what comes after."""
         if self._since_snapshot:
-            self.store.snapshot(snapshot.to_bytes(self.state), self.seq)
+            self.store.snapshot(snapshot.to_bytes(self.state), self.store.last_seq)
             self._since_snapshot = 0
 
-    def _roll_back(self, error: Exception, batch: list[Asked]) -> None:
-        """Throw the state away and load it again; every requester of the batch gets the error."""
-        if isinstance(error, JournalError):
-            log.error("commit failed: %s", error.message)
-            self.degraded = error.message
-            answer: Exception = Refused(
-                f"Nothing was changed: {error.message}", error.hint or "Free some space; gpuq tries again by itself."
-            )
-        else:
-            log.error("a request failed inside the core", exc_info=error)
-            answer = error
-        for asked in batch:
-            if not asked.answer.done():
-                asked.answer.set_exception(answer)
+    def _refuse(self, error: JournalError, batch: list[Asked]) -> None:
+        """Nothing could be written: throw the state away, load it again, and tell every requester."""
+        log.error("commit failed: %s", error.message)
+        self.degraded = error.message
         self.load()
+        hint = error.hint or "Free some space; gpuq tries again by itself."
+        _fail(batch, Refused(f"Nothing was changed: {error.message}", hint))
+
+    def _isolate(self, error: Exception, batch: list[Asked]) -> None:
+        """A request failed inside the core: load the state again, and take the batch's requests one by one."""
+        log.error("a request failed inside the core", exc_info=error)
+        self.load()
+        left = [asked for asked in batch if not asked.answer.done()]
+        if len(left) <= 1:
+            _fail(left, error)
+            return
+        for asked in left:
+            self.commit([asked])
 
     async def _recover(self) -> None:
         """While degraded: try a small durable write now and then; requests meanwhile get a fresh error."""
@@ -201,6 +202,12 @@ class Loop:
             self.degraded = None
         else:
             self._wake.set()
+
+
+def _fail(batch: list[Asked], error: Exception) -> None:
+    for asked in batch:
+        if not asked.answer.done():
+            asked.answer.set_exception(error)
 
 
 def _joined(outcomes: list[Outcome]) -> Outcome:

@@ -43,6 +43,7 @@ log = logging.getLogger("gpuq.main")
 LOCAL = NodeName("local")
 TICK_EVERY_S = 1.0
 BACKUP_EVERY_S = 3600.0
+MEND_EVERY_S = 5.0
 START_WITHIN_S = 30.0
 POLL_S = 0.01
 
@@ -67,10 +68,11 @@ def run(*, foreground: bool = True) -> int:
 
 async def _serve(config: Config, paths: Paths, home: Path, journal: Journal) -> None:
     clock = SystemClock()
+    newest = journal.events(journal.last_seq - 1, limit=1)
+    if newest:
+        clock.resume_from(newest[-1].stamp)
     loop = Loop(journal, clock)
-    last = loop.load()
-    if last is not None:
-        clock.resume_from(last)
+    loop.load()
     desk = _desk(config, paths, home, journal, loop)
     loop.on_actions = desk.fleet.carry_out
     loop.on_change = desk.planner.look_again
@@ -172,7 +174,7 @@ async def _open_local() -> LocalLink:
 
 
 def _chores(desk: Desk, journal: Journal) -> list[Coroutine[Any, Any, None]]:
-    return [desk.planner.run(), _tick(desk), _backups(journal)]
+    return [desk.planner.run(), _tick(desk), _backups(journal), _mend(journal)]
 
 
 async def _tick(desk: Desk) -> None:
@@ -193,6 +195,14 @@ async def _backups(journal: Journal) -> None:
             journal.backup("hourly")
         except GpuqError as error:
             log.warning("no backup was made: %s", error.message)
+
+
+async def _mend(journal: Journal) -> None:
+    """While the disk is nearly full: look whether there is room for the reserve again."""
+    while True:
+        await asyncio.sleep(MEND_EVERY_S)
+        if journal.low_space and journal.probe():
+            log.warning("there is room on the disk again: new work is taken")
 
 
 # --- starting in the background -------------------------------------------------------------------------

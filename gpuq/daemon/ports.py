@@ -46,6 +46,8 @@ class SystemClock:
 class Store(Protocol):
     """The journal as the loop uses it."""
 
+    last_seq: int  # number of the newest entry
+
     def append(
         self,
         entries: Sequence[tuple[Stamp, AnyEvent]],

@@ -52,7 +52,7 @@ MAX_BATCH = 10_000
 async def submit(desk: Desk, call: Call) -> Json:
     """One job or one array."""
     parcel = intake.Parcel()
-    await desk.fleet.first_contact(desk.state)
+    await _ready_for_work(desk)
     request = _resolve(desk, intake.submit_of(call.body, call.by, parcel))
     existing = desk.state.keys.get(request.key) if request.key else None
     outcome = await desk.loop.ask(request, parcel.blobs)
@@ -66,6 +66,16 @@ async def submit(desk: Desk, call: Call) -> Json:
         "notes": outcome.notes,
         "existing": existing is not None,
     }
+
+
+async def _ready_for_work(desk: Desk) -> None:
+    """Wait for nodes never seen before; raise Refused when the disk cannot take new work."""
+    if desk.journal.low_space:
+        raise Refused(
+            f"The disk that holds {desk.home} is nearly full: no new work is taken. Running jobs go on.",
+            "Free some space; gpuq takes new work by itself then.",
+        )
+    await desk.fleet.first_contact(desk.state)
 
 
 def _new_id(desk: Desk, request: Submit, events: list[AnyEvent]) -> JobId:
@@ -89,7 +99,7 @@ async def submit_batch(desk: Desk, call: Call) -> Json:
     if len(submits) > MAX_BATCH:
         raise UsageError(f"A batch has at most {MAX_BATCH} submits; this one has {len(submits)}.")
     parcel = intake.Parcel(call.body.get("blobs") or {})
-    await desk.fleet.first_contact(desk.state)
+    await _ready_for_work(desk)
     requests = [_resolve(desk, intake.submit_of(each, call.by, parcel)) for each in submits]
     outcome = await desk.loop.ask_all(requests, parcel.blobs)
     ids = [event.id for event in outcome.events if isinstance(event, JobsSubmitted)]

@@ -57,8 +57,9 @@ def make_backup(connection: sqlite3.Connection, home: Path, seq: int, reason: st
         newest = newest_backup(home)
         target = folder / f"journal-{_number(newest) + 1 if newest else 1:06d}-seq{seq}-{reason}.db"
         move_durably(fresh, target)
-    except (sqlite3.Error, OSError) as error:
-        fresh.unlink(missing_ok=True)
+    except (sqlite3.Error, UnicodeDecodeError, OSError) as error:
+        for path in folder.glob(fresh.name + "*"):
+            path.unlink(missing_ok=True)
         raise write_error(error, home) from error
     for path in siblings[: max(0, len(siblings) + 1 - KEPT)]:
         path.unlink(missing_ok=True)
@@ -127,7 +128,7 @@ def _check_copy(copy: Path, origin: Path) -> None:
     try:
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         sound = is_journal(connection) and connection.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok"
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         sound = False
     finally:
         connection.close()

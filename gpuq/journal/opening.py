@@ -19,7 +19,7 @@ from gpuq.errors import JournalError
 from gpuq.journal.backup import make_backup, newest_backup
 from gpuq.journal.codec import check_row
 from gpuq.journal.failpoints import mutant
-from gpuq.journal.files import DATABASE, HIGHWATER, Reserve, create_private, move_durably, sync_directory
+from gpuq.journal.files import DATABASE, HIGHWATER, create_private, move_durably, sync_directory
 from gpuq.journal.highwater import HighWater, Mark, read_mark
 from gpuq.journal.problems import ROLLBACK_COMMAND, JournalBroken, damaged_error, is_busy, owned_error, write_error
 from gpuq.journal.schema import (
@@ -66,7 +66,7 @@ def open_database(home: Path, allow_rollback: bool) -> Opened:
         found = _inspected(home)
         lost = _lost_entries(home, known, found, allow_rollback)
         return _ready(home, known, found, lost)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise _opening_error(error, home) from error
     except OSError as error:
         raise write_error(error, home) from error
@@ -74,7 +74,7 @@ def open_database(home: Path, allow_rollback: bool) -> Opened:
 
 def _ready(home: Path, known: _Known, found: Mark, lost: int | None) -> Opened:
     """The inspected database, open for writing and brought to this gpuq's schema."""
-    connection = sqlite3.connect(home / DATABASE, isolation_level=None, timeout=0, check_same_thread=False)
+    connection = _connect(home)
     try:
         _configure(connection)
         if schema_of(connection) < newest_schema():
@@ -157,29 +157,34 @@ def _check_header(home: Path) -> None:
 def _inspected(home: Path) -> Mark:
     """Which state the database holds and how far it goes. Raises JournalError or sqlite3.Error; changes no file.
 
-    SQLite needs 32 KiB of disk for the -shm file of this connection; a full disk gets them from the reserve.
+    The read-only connection needs 32 KiB of disk for its -shm file. Where a full disk does not have them, the
+    connection that writes inspects instead: to start at all is then worth more than to leave a -wal file as it was.
     """
     before = {path for path in _side_files(home) if path.exists()}
+    address = (home / DATABASE).absolute().as_uri() + "?mode=ro"
     try:
-        try:
-            return _inspect(home)
-        except sqlite3.OperationalError as error:
-            if not ("disk" in str(error) and Reserve(home).free()):
-                raise
-            return _inspect(home)
+        return _inspect(sqlite3.connect(address, uri=True, isolation_level=None, timeout=0), home)
+    except sqlite3.OperationalError as error:
+        if "disk" not in str(error):
+            raise
     finally:
         for path in _side_files(home):
             if path not in before:
                 path.unlink(missing_ok=True)
+    connection = _connect(home)
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchone()
+    return _inspect(connection, home)
 
 
 def _side_files(home: Path) -> tuple[Path, Path]:
     return home / (DATABASE + "-wal"), home / (DATABASE + "-shm")
 
 
-def _inspect(home: Path) -> Mark:
-    address = (home / DATABASE).absolute().as_uri() + "?mode=ro"
-    connection = sqlite3.connect(address, uri=True, isolation_level=None, timeout=0)
+def _connect(home: Path) -> sqlite3.Connection:
+    return sqlite3.connect(home / DATABASE, isolation_level=None, timeout=0, check_same_thread=False)
+
+
+def _inspect(connection: sqlite3.Connection, home: Path) -> Mark:
     try:
         _check_structure(connection, home)
         state_id = get_meta(connection, "state_id")
@@ -240,7 +245,7 @@ def _check_structure(connection: sqlite3.Connection, home: Path) -> None:
         raise damaged_error(path, str(verdict).replace("\n", " "), newest_backup(home))
 
 
-def _opening_error(error: sqlite3.Error, home: Path) -> JournalError:
+def _opening_error(error: Exception, home: Path) -> JournalError:
     path = home / DATABASE
     if is_busy(error):
         return owned_error(path)

@@ -245,9 +245,17 @@ class Journal:
         except (JournalError, OSError) as error:
             self.problem = str(error)
             return False
-        self.low_space = not self._reserve.make()
+        self.low_space = not (self._reserve.make() or (self._shrink() and self._reserve.make()))
         self.problem = None
         return not self.low_space
+
+    def _shrink(self) -> bool:
+        """Fold the -wal file into the database and cut it to nothing; False when it could not be done."""
+        try:
+            (busy, _, _) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.Error:
+            return False
+        return not busy
 
     # --- transactions ------------------------------------------------------------------------------------
 
@@ -318,5 +326,5 @@ class Journal:
     def _reading(self, read: Callable[[], T]) -> T:
         try:
             return read()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise write_error(error, self.home) from error

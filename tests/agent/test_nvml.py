@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpuq.agent.gpus import Health, HealthTracker, ProcessKind, ProcessTable
+from gpuq.agent.nvml_calls import Failure, Nvml, NvmlError
 from gpuq.agent.nvml_readings import trusted_process_calls
 from tests.nvml import mock
 from tests.nvml.mock import MockNvml
@@ -386,6 +387,27 @@ def test_xid_79_is_lost_and_a_program_error_is_not(machine: Machine) -> None:
     assert [gpu["health"] for gpu in child.tell("sample")["gpus"]] == ["suspect", "lost"]
 
 
+def test_alarm_calls_for_a_closer_look(machine: Machine) -> None:
+    """An alarm of the driver shows its advice at the next sample; a program's fault calls for no look."""
+    machine.nvml.add_gpu()
+    child = machine.vendor()
+    child.tell("refresh")
+    machine.nvml.set_gpu(0, recovery=1)
+    machine.nvml.report_xid(0, 31)
+    assert child.tell("sample")["gpus"][0]["health"] == "ok"
+    machine.nvml.report_xid(0, 154)
+    assert "reset" in child.tell("sample")["gpus"][0]["reason"]
+
+
+def test_gpu_that_needs_a_reset_is_lost_at_once(machine: Machine) -> None:
+    """RESET_REQUIRED is as final as GPU_IS_LOST: no job can run until somebody acts."""
+    machine.nvml.add_gpu()
+    child = machine.vendor()
+    child.tell("refresh")
+    machine.nvml.add_fault("nvmlDeviceGetMemoryInfo_v2", 16, index=0)
+    assert child.tell("sample")["gpus"][0]["health"] == "lost"
+
+
 def test_vanished_gpu_keeps_its_uuid(machine: Machine) -> None:
     """A GPU that the driver stops counting is listed as lost; those behind it keep their UUIDs."""
     uuids = [machine.nvml.add_gpu() for _ in range(3)]
@@ -471,6 +493,15 @@ def test_driver_that_does_not_start(machine: Machine, code: int, word: str, fres
     assert machine.nvml.get("top", 0, "opened") == 1
 
 
+def test_driver_too_old(machine: Machine) -> None:
+    """A driver without the basic calls is named as too old, with the version to install."""
+    machine.nvml.add_gpu()
+    machine.nvml.add_fault("nvmlDeviceGetCount_v2", 13)
+    driver = machine.vendor().tell("refresh")["driver"]
+    assert driver["vendor"] == "none"
+    assert "too old" in driver["error"]
+
+
 def test_driver_that_goes_and_comes_back(machine: Machine) -> None:
     """While the driver is away its GPUs are lost under their UUIDs; afterwards they recover."""
     uuid = machine.nvml.add_gpu()
@@ -513,6 +544,53 @@ def test_wrong_binding_is_recognised(machine: Machine, tmp_path: Path) -> None:
 
 
 # -- parts that need no library
+
+
+class FakeBinding:
+    """Just enough of pynvml to raise its two kinds of exception."""
+
+    class NVMLError(Exception):
+        value = 999
+
+        def __eq__(self, other: object) -> bool:
+            raise AttributeError("as the real one does when compared with None")
+
+        __hash__ = None  # type: ignore[assignment]
+
+    class NVMLLibraryMismatchError(Exception):
+        """Not an NVMLError, in the real binding either."""
+
+    @classmethod
+    def nvmlInit(cls) -> None:  # NVML's own name
+        """Start."""
+
+    @classmethod
+    def fail(cls) -> None:
+        """Fail as a driver does."""
+        raise cls.NVMLError
+
+    @classmethod
+    def mismatch(cls) -> None:
+        """Fail as the binding does with a driver that is too old for it."""
+        raise cls.NVMLLibraryMismatchError
+
+
+@pytest.mark.parametrize(
+    ("function", "failure"),
+    [("fail", Failure.GPU), ("mismatch", Failure.NO_VALUE), ("not_in_this_binding", Failure.NO_VALUE)],
+)
+def test_exceptions_of_the_binding_do_not_get_out(
+    monkeypatch: pytest.MonkeyPatch, function: str, failure: Failure
+) -> None:
+    """Every failure becomes our own error, which is hashable and does not carry the binding's along."""
+    monkeypatch.setattr("gpuq.agent.nvml_calls.load_binding", lambda extra_path: FakeBinding)
+    nvml = Nvml(None)
+    nvml.open()
+    with pytest.raises(NvmlError) as caught:
+        nvml.call(function)
+    assert caught.value.failure is failure
+    assert caught.value.__context__ is None
+    hash(caught.value)
 
 
 def test_health_tracker_counts_errors_until_a_quiet_while() -> None:

@@ -1,4 +1,4 @@
-"""Damaged, old, foreign, newer or missing files: either nothing is lost, or the start is refused and no file changes."""
+"""Damaged, old, foreign, newer or missing files: nothing is lost, or the start is refused and no file changes."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_newer_schema_is_refused(home: Path) -> None:
 
 
 def test_a_lost_wal_is_noticed(crashed: Path) -> None:
-    """Without its -wal file the database is sound but empty of what was acknowledged: refused, or 40 lost by consent."""
+    """Without its -wal file the database is sound but lacks what was acknowledged: refused, or 40 lost by consent."""
     (crashed / "journal.db-wal").unlink()
     assert "went backwards: it ends at entry 0, but 40 were acknowledged" in refused(crashed).message
     journal = Journal.open(crashed, allow_rollback=True)
@@ -224,7 +224,7 @@ def test_a_cut_wal_is_noticed(crashed: Path) -> None:
 
 
 def test_an_old_copy_put_back_is_noticed(home: Path) -> None:
-    """An old backup in the database's place is refused until a person accepts it; the count of lost entries is known."""
+    """An old backup in the database's place is refused until a person accepts it; what is lost is counted."""
     backup = newest_backup(home)
     assert backup is not None
     shutil.copyfile(backup, home / "journal.db")
@@ -318,7 +318,7 @@ def test_a_database_ahead_of_its_mark_is_fine(home: Path) -> None:
 
 
 def test_restore_puts_a_backup_back_and_keeps_the_damaged_file(home: Path) -> None:
-    """After `restore` the old file is kept, the start still asks for consent, and then the backup's entries are there."""
+    """After `restore` the old file is kept, the start asks for consent, and then the backup's entries are there."""
     (home / "journal.db").write_bytes(b"garbage" * 999)
     aside = restore(home)
     assert (aside / "journal.db").read_bytes() == b"garbage" * 999

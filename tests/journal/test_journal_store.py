@@ -293,7 +293,7 @@ def test_closing_twice_is_harmless_and_leaves_one_file(home: Path, journal: Jour
 
 
 def test_backups_are_whole_and_five_are_kept(home: Path, journal: Journal) -> None:
-    """Each backup opens as a journal of its time; the newest five of a reason stay; another reason is not pushed out."""
+    """Each backup is a journal of its time; the newest five of a reason stay; another reason is not pushed out."""
     first = journal.backup("before-schema-2")
     for number in range(7):
         journal.append([(STAMP, released(number))])
