@@ -56,14 +56,14 @@ def step_plain(weights, points, labels, lr):
     """The same without numpy."""
     gradient = [0.0] * FEATURES
     loss = 0.0
-    for point, label in zip(points, labels):
-        score = sum(weight * value for weight, value in zip(weights, point))
+    for point, label in zip(points, labels, strict=True):
+        score = sum(weight * value for weight, value in zip(weights, point, strict=True))
         chance = 1 / (1 + math.exp(-max(-60.0, min(60.0, score))))
         loss -= math.log((chance if label else 1 - chance) + 1e-12)
         for index, value in enumerate(point):
             gradient[index] += (chance - label) * value
     count = len(labels)
-    return [weight - lr * slope / count for weight, slope in zip(weights, gradient)], loss / count
+    return [weight - lr * slope / count for weight, slope in zip(weights, gradient, strict=True)], loss / count
 
 
 def load_checkpoint(path):
@@ -125,8 +125,8 @@ def train(options, path):
 
 def main():
     options = parse_options()
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    print(f"training with {'numpy' if numpy else 'plain Python (numpy is not installed)'} on {gpus or 'no GPU'}", flush=True)
+    means = "numpy" if numpy else "plain Python (numpy is not installed)"
+    print(f"training with {means} on {os.environ.get('CUDA_VISIBLE_DEVICES') or 'no GPU'}", flush=True)
     return train(options, checkpoint_path())
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from gpuq.core.apply import apply
 from gpuq.core.events import (
     AnyEvent,
@@ -45,7 +47,6 @@ from gpuq.core.model import (
 )
 from gpuq.core.state import ClusterState, check_invariants
 from gpuq.core.states import JobState, Reason
-from msgspec.structs import replace
 
 WALL_S = 1_700_000_000.0  # wall clock when the steady clock shows 0
 GIB = 1024  # MiB

@@ -29,7 +29,7 @@ def real_hardware(gpus: int) -> Hardware:
 
 
 def submit_all(submit: Callable[[list[str]], str], hardware: Hardware) -> list[str]:
-    """Submit the demo's jobs, some twenty with the tasks of arrays, in the order a day brings them; their ids (an array counts once)."""
+    """Submit the demo's jobs in the order a day brings them; their ids (an array has one)."""
     ids = [
         submit(["-J", "warm-up", "--", *_TRAIN, "--steps", "80", *_PACE]),
         submit(["-J", "pretrain", "--gpus", hardware.largest, "--", *_TRAIN, "--steps", "160", *_PACE]),

@@ -22,6 +22,10 @@ _COLUMNS: Final = (
     Column("ID", right=True), Column("NAME", shrinks=True), Column("GPUS", right=True), Column("WHERE"),
     Column("STATE"), Column("EXIT", right=True), Column("WAITED", right=True), Column("RAN", right=True),
 )  # fmt: skip
+_GPU_COLUMNS: Final = (Column("GPU", right=True), Column("TYPE"), Column("HOLDS"))
+_ACTIVE_COLUMNS: Final = (
+    Column("ID", right=True), Column("NAME"), Column("STATE"), Column("WHERE OR WHY", shrinks=True),
+)  # fmt: skip
 
 
 class Progress:
@@ -64,10 +68,11 @@ class Progress:
 
     def _say_changes(self, jobs: list[Job], passed_s: float) -> None:
         for job in jobs:
-            if self._states.get(job["id"], "PENDING") != job["state"] and job["state"] not in ("CONFIGURING", "COMPLETING"):
+            if job["state"] in ("CONFIGURING", "COMPLETING"):
+                continue  # in between
+            if self._states.get(job["id"], "PENDING") != job["state"]:
                 output.write(f"{passed_s:5.1f} s  {change_text(job)}")
-            if job["state"] not in ("CONFIGURING", "COMPLETING"):
-                self._states[job["id"]] = job["state"]
+            self._states[job["id"]] = job["state"]
 
 
 def change_text(job: Job) -> str:
@@ -76,7 +81,7 @@ def change_text(job: Job) -> str:
     if job["state"] in RUNNING:
         return f"{named} runs on {where_text(job)}"
     code = exit_text(job)
-    return f"{named} {job['state']}" + (f", exit code {code}" if code != "-" else f": {job.get('reason') or 'no reason'}")
+    return f"{named} {job['state']}" + (f": {job.get('reason')}" if code == "-" else f", exit code {code}")
 
 
 def where_text(job: Job) -> str:
@@ -111,14 +116,12 @@ def picture(jobs: list[Job], gpus: list[dict[str, Any]], passed_s: float, width:
     words = " · ".join(styled(f"{count} {word}", style, True) for count, word, style in counts)
     names = {job["id"]: job["name"] for job in jobs}
     lines = [f"{words} · {passed_s:.0f} s", ""]
-    columns = (Column("GPU", right=True), Column("TYPE"), Column("HOLDS"))
     rows = [[Cell(str(gpu.get("index"))), Cell(str(gpu.get("type"))), _held(gpu, names)] for gpu in gpus]
-    lines += table(columns, rows, colour=True, width=width, indent=1)
+    lines += table(_GPU_COLUMNS, rows, colour=True, width=width, indent=1)
     shown = [job for job in jobs if job["state"] in RUNNING]
     shown += [job for job in jobs if job["state"] == "PENDING"][: max(0, 14 - len(shown))]
-    columns = (Column("ID", right=True), Column("NAME"), Column("STATE"), Column("WHERE OR WHY", shrinks=True))
     rows = [_active_row(job) for job in shown]
-    return [*lines, "", *table(columns, rows, colour=True, width=width, indent=1)]
+    return [*lines, "", *table(_ACTIVE_COLUMNS, rows, colour=True, width=width, indent=1)]
 
 
 def _held(gpu: dict[str, Any], names: dict[str, str]) -> Cell:
@@ -167,9 +170,8 @@ def figures(jobs: list[Job], released: Callable[[Job], float], gpus: int, impact
     span_s = max(job["ended_at"] for job in ran) - min(job["submitted_at"] for job in ran)
     gpu_s = sum((job.get("elapsed_s") or 0.0) * len(job.get("gpus") or ()) for job in ran)
     factor = impact_factor_of(ran, released) if impact_factor is None else impact_factor
-    lines.append(
-        f"{gpu_s / 3600:.3f} GPU-hours in {span_s:.1f} s on {gpus} GPUs, {gpu_s / max(1e-9, span_s * gpus):.0%} of their time"
-    )
+    share = gpu_s / max(1e-9, span_s * gpus)
+    lines.append(f"{gpu_s / 3600:.3f} GPU-hours in {span_s:.1f} s on {gpus} GPUs, {share:.0%} of their time")
     if factor is not None:
         lines.append(f"Impact Factor {factor:.2f} (1.00: nobody waited)")
     return lines
@@ -177,6 +179,7 @@ def figures(jobs: list[Job], released: Callable[[Job], float], gpus: int, impact
 
 def impact_factor_of(ran: Iterable[Job], released: Callable[[Job], float]) -> float | None:
     """Shortest possible times over actual ones, equal weights: here each run is as long on any GPU."""
-    known = [(float(job["elapsed_s"]), job["ended_at"] - released(job)) for job in ran if job.get("elapsed_s") is not None]
+    measured = [job for job in ran if job.get("elapsed_s") is not None]
+    known = [(float(job["elapsed_s"]), job["ended_at"] - released(job)) for job in measured]
     actual_s = sum(max(best_s, taken_s) for best_s, taken_s in known)
     return sum(best_s for best_s, _ in known) / actual_s if actual_s > 0 else None

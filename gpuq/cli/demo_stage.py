@@ -128,7 +128,7 @@ def examples() -> Path:
     for directory in (package / "examples", package.parent / "examples"):
         if (directory / "train_numpy.py").is_file():
             return directory
-    raise GpuqError("The examples are missing from this installation.", "Install gpuq again: pip install gpuq-scheduler")
+    raise GpuqError("This installation lacks the examples.", "Install gpuq again: pip install gpuq-scheduler")
 
 
 def processes_of(home: Path) -> list[int]:

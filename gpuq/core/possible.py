@@ -54,7 +54,7 @@ def _cpu_refusal(nodes: Sequence[Node], asked: Resources) -> Refusal | None:
     largest = max(nodes, key=lambda node: node.cpus)
     if asked.cpus <= largest.cpus:
         return None
-    message = f"asked {asked.cpus} CPUs on one node; the largest node, {largest.name}, has {largest.cpus}."
+    message = f"Asked {asked.cpus} CPUs on one node; the largest node, {largest.name}, has {largest.cpus}."
     return Refusal(message=message, hint=f"Ask for at most {largest.cpus} CPUs.")
 
 
@@ -64,7 +64,7 @@ def _memory_refusal(nodes: Sequence[Node], asked: Resources) -> Refusal | None:
         return None
     most = format_mib(largest.memory_mib)
     message = (
-        f"asked {format_mib(asked.memory_mib)} of memory on one node; the largest node, {largest.name}, has {most}."
+        f"Asked {format_mib(asked.memory_mib)} of memory on one node; the largest node, {largest.name}, has {most}."
     )
     return Refusal(message=message, hint=f"Ask for at most {most}.")
 
@@ -75,7 +75,7 @@ def _gpu_refusal(nodes: Sequence[Node], asked: Resources) -> Refusal | None:
     gpus = [(node, gpu) for node in nodes for gpu in _whole(node)]
     if not gpus:
         where = "no node has a GPU" if len(nodes) > 1 else f"{nodes[0].name} has no GPU"
-        return Refusal(message=f"asked {_count(asked.gpus)}; {where}.", hint="Ask for none: --gpus 0")
+        return Refusal(message=f"Asked {_count(asked.gpus)}; {where}.", hint="Ask for none: --gpus 0")
     return (
         _name_refusal(gpus, asked)
         or _type_refusal(gpus, asked)
@@ -106,7 +106,7 @@ def _type_refusal(gpus: Sequence[tuple[Node, Gpu]], asked: Resources) -> Refusal
     if is_any(wanted) or any(type_matches(wanted, gpu.type, gpu.name, gpu.parent is not None) for _, gpu in gpus):
         return None
     known = ", ".join(sorted({gpu.type for _, gpu in gpus}))
-    return Refusal(message=f"no GPU of type {wanted}; there are {known}.", hint="Ask for one of these, or any.")
+    return Refusal(message=f"No GPU of type {wanted}; there are {known}.", hint="Ask for one of these, or any.")
 
 
 def _gpu_memory_refusal(gpus: Sequence[tuple[Node, Gpu]], asked: Resources) -> Refusal | None:
@@ -121,7 +121,7 @@ def _gpu_memory_refusal(gpus: Sequence[tuple[Node, Gpu]], asked: Resources) -> R
     node, gpu = max(fitting, key=lambda each: each[1].memory_mib or 0)
     most = format_mib(gpu.memory_mib)
     message = (
-        f"asked {format_mib(asked.gpu_memory_mib)} on one GPU; "
+        f"Asked {format_mib(asked.gpu_memory_mib)} on one GPU; "
         f"the largest, {gpu.type} on {node.name}, has {most}."
     )
     return Refusal(message=message, hint=f"Ask for at most {most} per GPU.")
@@ -145,7 +145,7 @@ def _count_refusal(nodes: Sequence[Node], asked: Resources) -> Refusal | None:
     also = f"{asked.cpus} CPUs" if asked.cpus else ""
     if asked.memory_mib:
         also += f"{' and ' if also else ''}{format_mib(asked.memory_mib)} of memory"
-    message = f"no node has {_count(asked.gpus)} together with {also}; the largest possible is {_count(narrow)}."
+    message = f"No node has {_count(asked.gpus)} together with {also}; the largest possible is {_count(narrow)}."
     return Refusal(message=message, hint="Ask for fewer GPUs, or for less beside them.")
 
 
@@ -160,10 +160,10 @@ def _too_many(asked: Resources, most: int, where: NodeName, kind: str) -> Refusa
     of_type = "" if is_any(asked.gpu_type) else f" of type {asked.gpu_type}"
     with_memory = f" with {format_mib(asked.gpu_memory_mib)}" if asked.gpu_memory_mib else ""
     if asked.gpu_ids:
-        message = f"asked {_count(asked.gpus)}, but only {most} of those named are on one node, {where}."
+        message = f"Asked {_count(asked.gpus)}, but only {most} of those named are on one node, {where}."
     else:
         message = (
-            f"asked {_count(asked.gpus)}{of_type}{with_memory} on one node; "
+            f"Asked {_count(asked.gpus)}{of_type}{with_memory} on one node; "
             f"the largest node, {where}, has {most}{f' {kind}' if kind else ''}."
         )
     return Refusal(message=message, hint=f"Ask for at most {most} of one type.")

@@ -72,6 +72,11 @@ def output_paths(job: Job, places: Places, number: int | None = None) -> tuple[s
     return stdout, stderr
 
 
+def checkpoint_directory(job: Job, places: Places) -> Path:
+    """Where the attempts of a job may keep what the next one is to go on from; never removed by gpuq."""
+    return places.home / "checkpoints" / job.id
+
+
 def argv_of(job: Job) -> list[str]:
     """The command with this task's sweep values filled in."""
     if not job.spec.values or job.task is None:
@@ -125,7 +130,7 @@ def _gpuq_variables(job: Job, node: Node, places: Places) -> dict[str, str]:
         "GPUQ_GPUS": ",".join(attempt.gpus),
         "GPUQ_NODENAME": node.name,
         "GPUQ_RESTART_COUNT": str(job.restarts),
-        "GPUQ_CHECKPOINT_DIR": str(places.home / "checkpoints" / job.id),
+        "GPUQ_CHECKPOINT_DIR": str(checkpoint_directory(job, places)),
     }
     if spec.time_limit_s:
         found["GPUQ_JOB_END_TIME"] = str(int(time.time() + spec.time_limit_s))

@@ -21,17 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from gpuq.config import Config, NodeConfig, Paths, find_paths, load
-from gpuq.core.model import NodeName
+from gpuq.core.model import BlobId, Job, NodeName
 from gpuq.core.requests import Tick
 from gpuq.daemon import launch
 from gpuq.daemon.api import Api, Callers, bind_socket
+from gpuq.daemon.connection import AgentConfig, Connection
 from gpuq.daemon.desk import Desk
-from gpuq.daemon.fleet import Connection, Fleet
-from gpuq.daemon.fleet import NodeConfig as AgentConfig
+from gpuq.daemon.fleet import Fleet
 from gpuq.daemon.log import open_log
 from gpuq.daemon.loop import Loop
 from gpuq.daemon.planner import DaemonPlanner
 from gpuq.daemon.ports import SystemClock
+from gpuq.daemon.verbs import forget_ended_before
 from gpuq.errors import DaemonUnreachable, GpuqError
 from gpuq.hardware.catalogue import simulated
 from gpuq.journal.store import Journal
@@ -42,7 +43,7 @@ log = logging.getLogger("gpuq.main")
 
 LOCAL = NodeName("local")
 TICK_EVERY_S = 1.0
-BACKUP_EVERY_S = 3600.0
+UPKEEP_EVERY_S = 3600.0
 MEND_EVERY_S = 5.0
 START_WITHIN_S = 30.0
 POLL_S = 0.01
@@ -84,7 +85,7 @@ async def _serve(config: Config, paths: Paths, home: Path, journal: Journal) -> 
         log.warning("%s", warning)
     log.info("serving %s with %d jobs", paths.socket, len(loop.state.jobs))
     writer = asyncio.create_task(loop.run())
-    background = [writer, *map(asyncio.create_task, _chores(desk, journal))]
+    background = [writer, *map(asyncio.create_task, _chores(desk, journal, config.prune.forget_after_s))]
     desk.fleet.start()
     await api.start(listener)
     try:
@@ -173,8 +174,8 @@ async def _open_local() -> LocalLink:
     return await LocalLink.open(lambda line: log.info("agent: %s", line))
 
 
-def _chores(desk: Desk, journal: Journal) -> list[Coroutine[Any, Any, None]]:
-    return [desk.planner.run(), _tick(desk), _backups(journal), _mend(journal)]
+def _chores(desk: Desk, journal: Journal, forget_after_s: float | None) -> list[Coroutine[Any, Any, None]]:
+    return [desk.planner.run(), _tick(desk), _upkeep(desk, journal, forget_after_s), _mend(journal)]
 
 
 async def _tick(desk: Desk) -> None:
@@ -188,13 +189,21 @@ async def _tick(desk: Desk) -> None:
         desk.planner.time_passed()
 
 
-async def _backups(journal: Journal) -> None:
+async def _upkeep(desk: Desk, journal: Journal, forget_after_s: float | None) -> None:
+    """Every hour: a backup, blobs nobody needs any more, and (only when configured) jobs that ended long ago."""
     while True:
-        await asyncio.sleep(BACKUP_EVERY_S)
+        await asyncio.sleep(UPKEEP_EVERY_S)
         try:
+            if forget_after_s is not None:
+                await forget_ended_before(desk, time.time() - forget_after_s)
+            journal.collect({blob for job in desk.state.jobs.values() for blob in _blobs_of(job)})
             journal.backup("hourly")
         except GpuqError as error:
-            log.warning("no backup was made: %s", error.message)
+            log.warning("the hourly upkeep was not finished: %s", error.message)
+
+
+def _blobs_of(job: Job) -> list[BlobId]:
+    return [blob for blob in (job.spec.environment, job.spec.script) if blob is not None]
 
 
 async def _mend(journal: Journal) -> None:

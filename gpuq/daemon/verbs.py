@@ -18,7 +18,7 @@ from gpuq.core.events import (
     JobUpdated,
     StopOrdered,
 )
-from gpuq.core.model import JobId, NodeName
+from gpuq.core.model import Job, JobId, NodeName, User
 from gpuq.core.requests import (
     Cancel,
     DeclareDead,
@@ -181,17 +181,30 @@ async def prune(desk: Desk, call: Call) -> Json:
     before = body.get("ended_before")
     wanted = chosen_jobs(desk, call.by, body)
     ended = [job for job in wanted if job.state.is_final and (before is None or (job.ended_at or 0.0) < before)]
+    pruned, kept = await _prune_state(desk, call.by, ended)
+    pruned += _prune_archive(desk, body, before, {each["id"] for each in kept})
+    return {"pruned": list(dict.fromkeys(pruned)), "kept": kept}
+
+
+async def forget_ended_before(desk: Desk, wall_s: float) -> None:
+    """The upkeep that `[prune] forget_after` asks for."""
+    by = User(name="gpuq", uid=0, is_admin=True)
+    ended = [job for job in desk.state.jobs.values() if job.ended_at is not None and job.ended_at < wall_s]
+    await _prune_state(desk, by, ended)
+    _prune_archive(desk, {}, wall_s, set(desk.state.jobs))
+
+
+async def _prune_state(desk: Desk, by: User, ended: list[Job]) -> tuple[list[JobId], list[Json]]:
     pruned: list[JobId] = []
     kept: list[Json] = []
     for job in ended:
         try:
-            outcome = await desk.loop.ask(Prune(jobs=(job.id,), by=call.by))
+            outcome = await desk.loop.ask(Prune(jobs=(job.id,), by=by))
         except (Refused, Forbidden) as error:
             kept.append({"id": job.id, "reason": error.message})
             continue
         pruned += [id_ for event in outcome.events if isinstance(event, JobsForgotten) for id_ in event.jobs]
-    pruned += _prune_archive(desk, body, before, {each["id"] for each in kept})
-    return {"pruned": list(dict.fromkeys(pruned)), "kept": kept}
+    return pruned, kept
 
 
 def _prune_archive(desk: Desk, body: Json, before: float | None, kept: set[JobId]) -> list[JobId]:

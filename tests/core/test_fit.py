@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from gpuq.core import fit, topology
 from gpuq.core.events import StrayFound
 from gpuq.core.fit import Obstacle, When
 from gpuq.core.model import AttemptId, Foreign, GpuUuid, Health, Hold, JobId, NodeName, Placement, Reach
 from gpuq.core.state import ClusterState
 from gpuq.core.states import Reason
-
 from tests.builders import (
     WALL_S,
     change_gpu,
@@ -278,33 +278,33 @@ def refused(state: ClusterState, **fields: Any) -> str | None:
 def test_a_request_larger_than_any_node_is_refused_with_the_largest() -> None:
     """Too many GPUs, too much GPU memory, an unknown type: each answer gives what there is."""
     state = cluster(node("mill", "A100-80G:2"), node("den", "V100-32G"))
-    assert refused(state, gpus=5) == "asked 5 GPUs on one node; the largest node, mill, has 2 A100-80G."
+    assert refused(state, gpus=5) == "Asked 5 GPUs on one node; the largest node, mill, has 2 A100-80G."
     assert refused(state, gpus=2, gpu_type="v100") == (
-        "asked 2 GPUs of type v100 on one node; the largest node, den, has 1 V100-32G."
+        "Asked 2 GPUs of type v100 on one node; the largest node, den, has 1 V100-32G."
     )
     assert refused(state, gpu_memory_mib=999 * 1024) == (
-        "asked 999 GiB on one GPU; the largest, A100-80G on mill, has 80 GiB."
+        "Asked 999 GiB on one GPU; the largest, A100-80G on mill, has 80 GiB."
     )
-    assert refused(state, gpu_type="H100") == "no GPU of type H100; there are A100-80G, V100-32G."
+    assert refused(state, gpu_type="H100") == "No GPU of type H100; there are A100-80G, V100-32G."
     assert refused(state, gpus=2, gpu_memory_mib=40 * 1024) is None
 
 
 def test_cpus_and_memory_beyond_any_node_are_refused() -> None:
     """Alone, and together with GPUs that only a smaller node has."""
     state = cluster(node("mill", "A100:2", cpus=8, memory_gib=32), node("farm", cpus=128, memory_gib=512))
-    assert refused(state, gpus=0, cpus=200) == "asked 200 CPUs on one node; the largest node, farm, has 128."
+    assert refused(state, gpus=0, cpus=200) == "Asked 200 CPUs on one node; the largest node, farm, has 128."
     assert refused(state, gpus=0, memory_mib=1024 * 1024) == (
-        "asked 1 TiB of memory on one node; the largest node, farm, has 512 GiB."
+        "Asked 1 TiB of memory on one node; the largest node, farm, has 512 GiB."
     )
     assert refused(state, gpus=2, cpus=64) == (
-        "no node has 2 GPUs together with 64 CPUs; the largest possible is 0 GPUs."
+        "No node has 2 GPUs together with 64 CPUs; the largest possible is 0 GPUs."
     )
     assert refused(state, gpus=0, cpus=64) is None
 
 
 def test_no_gpus_anywhere_is_said_so() -> None:
     """On a cluster without GPUs a GPU job is refused."""
-    assert refused(cluster(node("farm"))) == "asked 1 GPU; farm has no GPU."
+    assert refused(cluster(node("farm"))) == "Asked 1 GPU; farm has no GPU."
 
 
 def test_names_that_do_not_exist_are_refused() -> None:
@@ -343,6 +343,6 @@ def test_a_card_cut_into_slices_counts_only_by_its_slices() -> None:
         gpu("mill", index, "A100-80G-MIG-1g.10gb", parent=card.uuid, memory_mib=10240) for index in (1, 2)
     )
     state = cluster(node("mill", gpus=(card, *slices)))
-    assert refused(state, gpu_type="a100") == "no GPU of type a100; there are A100-80G-MIG-1g.10gb."
+    assert refused(state, gpu_type="a100") == "No GPU of type a100; there are A100-80G-MIG-1g.10gb."
     assert refused(state, gpus=3) is not None
     assert refused(state, gpus=2, gpu_type="1g.10gb") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from gpuq.core.gpu_types import type_matches
 
 MATCHES = [

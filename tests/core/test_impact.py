@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+
 from gpuq.core import impact
 from gpuq.core.estimate import predict, remaining
 from gpuq.core.events import StopOrdered
 from gpuq.core.impact import Costs, Outcome, Weights
 from gpuq.core.model import StopKind, StopOrder
-
 from tests.builders import WALL_S, cluster, finish, job, node, place, remember, stamp, submit, tell
 
 WEIGHTS = Weights()

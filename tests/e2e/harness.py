@@ -330,9 +330,10 @@ class Queue:
 
     def agents(self) -> list[int]:
         """Pids of agents (one, when all is well)."""
-        return self._serving("serve")
+        return self.serving("serve")
 
-    def _serving(self, verb: str) -> list[int]:
+    def serving(self, verb: str) -> list[int]:
+        """Pids of the agent's processes of one kind: serve, forker (its shims too) or sampler."""
         found = []
         for pid in self.processes():
             words = command_line(pid)

@@ -136,7 +136,7 @@ def test_a05_mig_slices_are_devices_of_their_own(nvml: MockNvml, nvml_queue: Cal
     """A card in MIG mode is never handed out beside its slices; jobs get slices by their MIG UUID."""
     card = nvml.add_gpu(A100)
     slices = [nvml.add_slice(0, slot, slices=3, memory_mib=40_000) for slot in (0, 1)]
-    queue = nvml_queue(environment_extra={}) if False else nvml_queue()
+    queue = nvml_queue()
     shown = {gpu["uuid"]: gpu for gpu in queue.gpus()}
     assert set(shown) == {card, *slices}
     assert shown[card]["state"] == "unusable"
@@ -250,9 +250,9 @@ def test_no_driver_is_a_reason_not_a_crash(new_queue: Callable[..., Queue]) -> N
 def test_sampler_killed_is_replaced(queue: Queue) -> None:
     """kill -9 of the process that reads the GPUs costs nothing but a moment."""
     queue.node_ready()
-    (sampler,) = eventually(lambda: queue._serving("sampler"), "the sampler runs")
+    (sampler,) = eventually(lambda: queue.serving("sampler"), "the sampler runs")
     os.kill(sampler, signal.SIGKILL)
-    eventually(lambda: [pid for pid in queue._serving("sampler") if pid != sampler], "another sampler runs")
+    eventually(lambda: [pid for pid in queue.serving("sampler") if pid != sampler], "another sampler runs")
     assert queue.ended(queue.submit("true"))["state"] == "COMPLETED"
 
 

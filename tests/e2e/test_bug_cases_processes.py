@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ SHORT_WATCH = {
 
 TREES = {
     "children": 'trap "" TERM; (sleep 987 & echo $!; wait) & sleep 987 & echo $!; wait',
-    "setsid": "setsid sleep 987 & sleep 0.1; pgrep -s 0 sleep; setsid bash -c 'echo $$; exec sleep 987' & wait",
+    "setsid": "setsid bash -c 'echo $$; exec sleep 987' & sleep 987 & echo $!; wait",
     "double_fork": "(setsid bash -c 'echo $$; exec sleep 987' &); sleep 987 & echo $!; wait",
     "ignores_term": "bash -c 'trap \"\" TERM; echo $$; while :; do sleep 1; done' & echo $!; wait",
     "clean_environment": "setsid env -i /bin/bash -c 'echo $$; exec /bin/sleep 987' & echo $!; wait",
@@ -36,8 +37,7 @@ TREES = {
 @pytest.mark.parametrize("tree", TREES)
 def test_a01_cancel_ends_the_whole_tree(queue: Queue, tree: str) -> None:
     """After a cancel no process of the job lives, and its GPU is given to nobody before that."""
-    command = TREES[tree] if tree != "setsid" else "setsid bash -c 'echo $$; exec sleep 987' & sleep 987 & echo $!; wait"
-    id_ = queue.submit(command, gpus=2, grace_s=0.5)
+    id_ = queue.submit(TREES[tree], gpus=2, grace_s=0.5)
     pids = [*queue.printed_pids(id_, 2), *queue.job_pids(id_)]
     assert all(is_alive(pid) for pid in pids)
     following = queue.submit(f"for pid in {' '.join(map(str, pids))}; do test -d /proc/$pid && echo alive; done; true")
@@ -204,7 +204,7 @@ def test_a11_gigabytes_of_output_cost_no_memory(queue: Queue) -> None:
     assert queue.job(id_)["log_bytes"] == 300_000_000 + len("\nend of it\n")
     assert queue.gpuq("logs", id_, "--tail", "1").text == "end of it\n"
     shown = subprocess.run(
-        ["bash", "-c", f"{os.sys.executable} -m gpuq logs {id_} | head -n 1; echo ${{PIPESTATUS[0]}}"],
+        ["bash", "-c", f"{sys.executable} -m gpuq logs {id_} | head -n 1; echo ${{PIPESTATUS[0]}}"],
         env=queue.environment, capture_output=True, cwd=queue.work, timeout=30,
     )  # fmt: skip
     assert (shown.stdout, shown.stderr) == (b"0123456789\n0\n", b"")

@@ -124,6 +124,6 @@ def test_demo_survives_kill_9_of_its_daemon(place: Path) -> None:
     os.kill(daemon.get("/v1/status")["pid"], signal.SIGKILL)
     text, _ = demo.communicate(timeout=WITHIN_S)
     assert demo.returncode == 0, text
-    assert "The daemon was started again 1 times; no job was lost." in text
+    assert "The daemon was started again once; no job was lost." in text
     assert "21 jobs: 18 completed" in text
     assert_nothing_is_left(place)

@@ -55,7 +55,8 @@ def _play(stage: Any, progress: Any, simulated: bool) -> int:
     for line in account(full, _releases(full), len(gpus), stage.get("/v1/status").get("impact_factor_today")):
         output.write(line)
     if stage.restarts:
-        output.write(f"The daemon was started again {stage.restarts} times; no job was lost.")
+        times = "once" if stage.restarts == 1 else f"{stage.restarts} times"
+        output.write(f"The daemon was started again {times}; no job was lost.")
     return _verdict(full, simulated)
 
 
@@ -120,7 +121,7 @@ def _verdict(jobs: list[dict[str, Any]], simulated: bool) -> int:
 
 COMMAND = Command(
     "A private daemon with eight simulated GPUs of two types runs some twenty real processes: an array, a sweep, "
-    " a chain, a Slurm script, a job that fails and one that passes its time limit. It takes about 20 s and "
+    "a chain, a Slurm script, a job that fails and one that passes its time limit. It takes less than 40 s and "
     "leaves nothing behind, also after Ctrl-C. --real uses this machine's GPUs.",
     demo,
     (Option(("--real",), "Use the real GPUs of this machine."),),

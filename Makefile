@@ -1,0 +1,39 @@
+# Everything here makes .venv first; there is no other step. Python >= 3.10, make and a C compiler are all it takes.
+
+RUN := .venv/bin/python
+
+.PHONY: help demo test unit check format bench docs venv clean
+
+help:
+	@echo "make demo     some twenty jobs on simulated GPUs, in less than a minute"
+	@echo "make test     all tests (make unit: only those that start no daemon)"
+	@echo "make check    lint, types, layout, generated files"
+	@echo "make bench    the figures of this machine, printed with its name and the date"
+
+venv:
+	@.ci/venv
+
+demo: venv
+	@.venv/bin/gpuq demo
+
+test: venv
+	@.ci/packages
+	$(RUN) -m pytest -n 2
+
+unit: venv
+	$(RUN) -m pytest -n 2 -m "not e2e and not chaos"
+
+check: venv
+	.venv/bin/ruff check
+	.venv/bin/mypy
+	$(RUN) -m pytest -q $(wildcard tests/test_layout.py tests/test_docs.py tests/cli/test_docs.py tests/cli/test_generated.py)
+
+format: venv
+	.venv/bin/ruff check --select I --fix
+	.venv/bin/ruff format
+
+bench: venv
+	$(RUN) -m bench
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,310 @@
+"""The conversation with one node: actions go out as frames, frames come back as requests. Imports core, links, loop.
+
+Samples stay here and are never written down; what a decision needs (health, foreign use) becomes a request.
+
+One thing to know: actions for a node that is not connected are dropped on purpose. When its agent says hello, the
+core derives from the state everything that has to be done there, so nothing can get lost in a queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from gpuq.core.events import (
+    AnyAction,
+    FenceAttempt,
+    ReleaseAttempt,
+    SetLimit,
+    SignalAttempt,
+    StartAttempt,
+    StopAttempt,
+)
+from gpuq.core.model import GpuUuid, Node, NodeName, Reach
+from gpuq.core.requests import AnyRequest, GpusSeen, NodeReached, NodeReady
+from gpuq.daemon import inventory, launch
+from gpuq.daemon.loop import Loop
+from gpuq.daemon.ports import Frame, Link
+from gpuq.errors import GpuqError, NodeError
+from gpuq.journal.failpoints import reach
+
+log = logging.getLogger("gpuq.node")
+
+PROTOCOL = 1
+READY_WITHIN_S = 30.0
+SUSPECT_AFTER_S = 15.0
+UNREACHABLE_AFTER_S = 60.0
+WATCH_EVERY_S = 1.0
+PAUSE_S = 3.0  # a longer delay of our own timer means that nothing was observed meanwhile
+FIRST_BACK_OFF_S = 0.2
+LAST_BACK_OFF_S = 10.0
+RESEND_S = 5.0  # before an action that could not be put together (a full disk, say) is tried again
+HISTORY_LENGTH = 60  # samples kept per GPU
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What gpuq.toml says about one node, ready for the agent's hello."""
+
+    name: NodeName
+    spool: str
+    simulate: list[dict[str, Any]] | None = None
+    cpus: int | None = None
+    memory_mib: int | None = None
+    sample_every_s: float = 1.0
+    heartbeat_every_s: float = 5.0
+    foreign_memory_mib: int = 512
+    ignore: tuple[str, ...] = ()
+    pynvml_path: str | None = None
+
+
+class Connection:
+    """The daemon's side of one node."""
+
+    def __init__(
+        self, loop: Loop, config: AgentConfig, places: launch.Places, open_link: Callable[[], Awaitable[Link]]
+    ) -> None:
+        self.config = config
+        self.samples: dict[GpuUuid, deque[dict[str, Any]]] = {}
+        self.last_seen_steady_s: float | None = None
+        self.last_error: str | None = None
+        self.ready = asyncio.Event()  # its actions are sent
+        self.introduced = asyncio.Event()  # it has been seen, or has failed, at least once
+        self._loop = loop
+        self._places = places
+        self._open_link = open_link
+        self._link: Link | None = None
+        self._outbox: asyncio.Queue[AnyAction] = asyncio.Queue()
+
+    async def run(self) -> None:
+        """Keep the node connected until cancelled."""
+        back_off_s = FIRST_BACK_OFF_S
+        while True:
+            try:
+                await self._converse()
+                back_off_s = FIRST_BACK_OFF_S
+            except GpuqError as error:
+                self.last_error = error.message
+                log.warning("node %s: %s", self.config.name, error.message)
+            except Exception:
+                self.last_error = "the conversation with its agent failed; the log has the details"
+                log.exception("node %s: the conversation with its agent failed", self.config.name)
+            finally:
+                self.introduced.set()
+                await self._hang_up()
+            await self._ask(NodeReached(node=self.config.name, reach=Reach.SUSPECT))
+            await asyncio.sleep(back_off_s)
+            back_off_s = min(LAST_BACK_OFF_S, back_off_s * 2)
+
+    async def _hang_up(self) -> None:
+        self.ready.clear()
+        link, self._link = self._link, None
+        self._outbox = asyncio.Queue()
+        if link is not None:
+            await link.close()
+
+    async def _converse(self) -> None:
+        """One life of an agent: hello, ready, then frames both ways until the link ends."""
+        link = self._link = await self._open_link()
+        await link.send(self._hello())
+        frames = link.frames()
+        ready = await asyncio.wait_for(anext(frames, None), READY_WITHIN_S)
+        if ready is None:
+            raise NodeError("the agent ended before it was ready; the log has its last words")
+        if ready.get("type") != "ready":
+            raise NodeError(str(ready.get("error") or "the agent refused to start"))
+        if ready.get("protocol") != PROTOCOL:
+            raise NodeError(f"the agent speaks protocol {ready.get('protocol')}, this daemon {PROTOCOL}")
+        self._heard()
+        await self._introduce(ready)
+        sender = asyncio.create_task(self._send_actions(link))
+        watch = asyncio.create_task(self._watch())
+        try:
+            async for frame in frames:
+                self._heard()
+                await self._receive(frame)
+        finally:
+            sender.cancel()
+            watch.cancel()
+        raise NodeError("the agent ended; starting another")
+
+    def _hello(self) -> Frame:
+        config = self.config
+        return {
+            "type": "hello",
+            "protocol": PROTOCOL,
+            "node": config.name,
+            "spool": config.spool,
+            "simulate": config.simulate,
+            "sample_every_s": config.sample_every_s,
+            "heartbeat_every_s": config.heartbeat_every_s,
+            "foreign_memory_mib": config.foreign_memory_mib,
+            "pynvml_path": config.pynvml_path,
+        }
+
+    async def _introduce(self, ready: Frame) -> None:
+        """Tell the core about the node; from then on its actions are sent."""
+        node = inventory.node_of(self.config.name, ready, self.config.cpus, self.config.memory_mib)
+        known = self._loop.state.nodes.get(node.name)
+        if known is not None:
+            node = msgspec.structs.replace(node, gpus=inventory.with_use_of(known.gpus, node.gpus))
+        attempts = tuple(inventory.report_of(node.name, frame) for frame in ready.get("attempts") or ())
+        self.ready.set()
+        outcome = await self._loop.ask(NodeReady(node=node, attempts=attempts))
+        for note in outcome.notes:
+            log.warning("%s", note)
+        self.last_error = None
+        self.introduced.set()
+        for job in self._loop.state.active():
+            if job.attempt is not None and job.attempt.node == node.name and job.attempt.started_at is not None:
+                self.post(SetLimit(node=node.name, attempt=job.attempt.id, time_limit_s=job.spec.time_limit_s))
+        log.info("node %s is ready: %d GPUs, containment %s", node.name, len(node.gpus), node.containment.value)
+
+    # --- out ---------------------------------------------------------------------------------------------
+
+    def post(self, action: AnyAction) -> None:
+        """Send an action when the node is connected; dropped otherwise (see the module's docstring)."""
+        if self.ready.is_set():
+            self._outbox.put_nowait(action)
+
+    async def _send_actions(self, link: Link) -> None:
+        outbox = self._outbox
+        while True:
+            action = await outbox.get()
+            try:
+                frame = self._frame_of(action)
+            except (GpuqError, OSError) as error:
+                log.error("an action for attempt %s was not sent: %s", action.attempt, error)
+                asyncio.get_running_loop().call_later(RESEND_S, self.post, action)
+                continue
+            if frame is None:
+                continue
+            if frame["type"] in ("start", "stop", "release"):
+                reach(f"daemon.before_{frame['type']}")
+            try:
+                await link.send(frame)
+            except NodeError as error:
+                log.warning("node %s: %s", self.config.name, error.message)
+                return
+
+    def _frame_of(self, action: AnyAction) -> Frame | None:
+        """The frame that carries an action; None when the state has moved on."""
+        attempt = action.attempt
+        if isinstance(action, StartAttempt):
+            return self._start_frame(action)
+        if isinstance(action, StopAttempt):
+            return {"type": "stop", "attempt": attempt, "reason": action.reason, "grace_s": action.grace_s}
+        if isinstance(action, SignalAttempt):
+            return {"type": "signal", "attempt": attempt, "signal": action.signal}
+        if isinstance(action, SetLimit):
+            return {"type": "limit", "attempt": attempt, "time_limit_s": action.time_limit_s}
+        if isinstance(action, FenceAttempt):
+            return {"type": "fence", "attempt": attempt}
+        assert isinstance(action, ReleaseAttempt)
+        return {"type": "release", "attempt": attempt}
+
+    def _start_frame(self, action: StartAttempt) -> Frame | None:
+        job = self._loop.state.jobs.get(action.job)
+        if job is None or job.attempt is None or job.attempt.id != action.attempt or job.attempt.stop is not None:
+            return None
+        node = self._loop.state.nodes[job.attempt.node]
+        store = self._loop.store
+        environment = store.blob(job.spec.environment)
+        script = store.blob(job.spec.script) if job.spec.script else None
+        launch.checkpoint_directory(job, self._places).mkdir(mode=0o700, parents=True, exist_ok=True)
+        return {
+            "type": "start",
+            "attempt": action.attempt,
+            "spec": launch.start_spec(job, node, environment, script, self._places),
+        }
+
+    # --- in ----------------------------------------------------------------------------------------------
+
+    def _heard(self) -> None:
+        self.last_seen_steady_s = self._loop.clock.now().steady_s
+
+    async def _receive(self, frame: Frame) -> None:
+        kind = frame.get("type")
+        if kind == "attempt":
+            reach("daemon.before_report")
+            self._ask_later(inventory.report_of(self.config.name, frame))
+        elif kind == "samples":
+            await self._take_samples(frame)
+        elif kind == "inventory":
+            await self._take_inventory(frame)
+        elif kind == "heartbeat" and frame.get("stalled"):
+            log.warning("node %s: stopped shims: %s", self.config.name, ", ".join(frame["stalled"]))
+        node = self._node()
+        if node is not None and node.reach is not Reach.UP:
+            await self._ask(NodeReached(node=self.config.name, reach=Reach.UP))
+
+    def _node(self) -> Node | None:
+        return self._loop.state.nodes.get(self.config.name)
+
+    async def _take_samples(self, frame: Frame) -> None:
+        for sample in frame.get("gpus") or ():
+            uuid = GpuUuid(str(sample.get("uuid")))
+            self.samples.setdefault(uuid, deque(maxlen=HISTORY_LENGTH)).append(sample)
+        node = self._node()
+        if node is None:
+            return
+        gpus = inventory.with_samples(node.gpus, frame.get("gpus") or (), self.config.ignore)
+        if not inventory.same_use(gpus, node.gpus):
+            await self._ask(GpusSeen(node=node.name, gpus=gpus, driver_error=node.driver_error))
+
+    async def _take_inventory(self, frame: Frame) -> None:
+        node = self._node()
+        if node is None:
+            return
+        simulated = node.driver == "simulated"
+        seen = tuple(inventory.gpu_of(record, simulated) for record in frame.get("gpus") or ())
+        gpus = inventory.with_use_of(node.gpus, seen)
+        await self._ask(GpusSeen(node=node.name, gpus=gpus, driver_error=inventory.driver_of(frame)[1]))
+
+    async def _watch(self) -> None:
+        """Say when the agent falls silent. Silence is never taken for death."""
+        before_s = self._loop.clock.now().steady_s
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            now_s = self._loop.clock.now().steady_s
+            if now_s - before_s > WATCH_EVERY_S + PAUSE_S:
+                self._heard()  # this daemon was stopped or asleep: the silence was its own
+            before_s = now_s
+            silent_s = now_s - (self.last_seen_steady_s or 0.0)
+            if silent_s > UNREACHABLE_AFTER_S:
+                await self._ask(NodeReached(node=self.config.name, reach=Reach.UNREACHABLE))
+                link = self._link
+                if link is not None:
+                    log.warning("node %s: silent for %.0f s; connecting again", self.config.name, silent_s)
+                    await link.close()
+                return
+            if silent_s > SUSPECT_AFTER_S:
+                await self._ask(NodeReached(node=self.config.name, reach=Reach.SUSPECT))
+
+    def _ask_later(self, request: AnyRequest) -> None:
+        """Ask without waiting: the agent repeats what was not taken, so an error is only logged."""
+        self._loop.ask_later(request).add_done_callback(_log_outcome)
+
+    async def _ask(self, request: AnyRequest) -> None:
+        try:
+            outcome = await self._loop.ask(request)
+        except GpuqError as error:
+            log.warning("node %s: %s", self.config.name, error.message)
+        else:
+            for note in outcome.notes:
+                log.warning("%s", note)
+
+
+def _log_outcome(answer: asyncio.Future[Any]) -> None:
+    if answer.cancelled():
+        return
+    error = answer.exception()
+    if error is not None:
+        log.warning("a report was not taken: %s", error)
+        return
+    for note in answer.result().notes:
+        log.warning("%s", note)

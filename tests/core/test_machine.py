@@ -1,0 +1,389 @@
+"""The whole core under faults: random requests, lost and repeated messages, crashes, reboots, jumps of the clock.
+
+Hypothesis drives gpuq.core.decide.step through machine_daemon; machine_world knows what really happened on the nodes and
+machine_ledger what was promised. At the end of each run all faults stop, everything is delivered, and every job must
+come to an end. GPUQ_HYPOTHESIS=long runs 2,000 sequences of 50 steps.
+
+One thing to know: the second half plants known mistakes in the core and expects the same machine to find each of them
+without the help of check_invariants.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from gpuq.core import decide, state
+from gpuq.core.model import Dependencies, Dependency, DependencyKind, JobId, JobSpec, Reach, Resources, User
+from gpuq.core.requests import (
+    Cancel,
+    DeclareDead,
+    DrainNode,
+    HoldJobs,
+    Place,
+    Prune,
+    ReleaseJobs,
+    Requeue,
+    ResumeNode,
+    Signal,
+    Submit,
+    Tick,
+    Update,
+)
+from gpuq.core.states import JobState
+from gpuq.errors import Forbidden, UserError
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from tests.core.machine_daemon import Daemon
+from tests.core.machine_ledger import Promise
+from tests.core.machine_world import Life, SimulatedNode
+
+ANNA, TOM, ROOT = User(name="anna", uid=1001), User(name="tom", uid=1002), User(name="root", uid=0, is_admin=True)
+
+POSITION = st.integers(0, 11)  # picks one of however many there are
+FEW = st.integers(1, 4)
+NODES = st.sampled_from(("mill", "attic"))
+PEOPLE = st.sampled_from((ANNA, ANNA, ROOT, TOM))
+
+
+@st.composite
+def specs(draw: Any) -> JobSpec:
+    """What one submit asks for; always something that one of the nodes can give."""
+    kinds = st.sampled_from((None, None, None, *DependencyKind))
+    terms = [(draw(kinds), draw(POSITION)) for _ in range(draw(st.sampled_from((0, 1, 1, 2))))]
+    chosen = tuple(Dependency(kind=kind, job=JobId(str(at))) for kind, at in terms if kind is not None)
+    return JobSpec(
+        name=draw(st.sampled_from(("train", "eval"))),
+        argv=("true",),
+        cwd="/",
+        environment="e",
+        resources=Resources(gpus=draw(st.sampled_from((1, 1, 0, 2))), cpus=draw(st.sampled_from((0, 0, 3)))),
+        retries=draw(st.sampled_from((0, 0, 1, 2))),
+        requeue=draw(st.booleans()),
+        array_limit=draw(st.sampled_from((0, 1, 2))),
+        dependencies=Dependencies(terms=chosen, any_of=draw(st.booleans()), keep_on_failed=draw(st.booleans())),
+    )
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """One run: a daemon with two nodes, and everything that may happen to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.daemon = Daemon()
+        self.ledger = self.daemon.ledger
+        self.world = self.daemon.world
+        self.unanswered: list[Submit] = []
+        self.stale: list[Place] = []
+
+    # --- picking -----------------------------------------------------------------------------------------
+
+    def some_job(self, position: int) -> Promise | None:
+        jobs = list(self.ledger.jobs.values())
+        return jobs[-1 - position % len(jobs)] if jobs else None
+
+    def some_life(self, position: int) -> tuple[SimulatedNode, Life] | None:
+        living = self.world.living()
+        if not living:
+            return None
+        life = living[position % len(living)]
+        return self.world.nodes[life.node], life
+
+    def asked(self, request: Any) -> bool:
+        """Ask; False when it was refused."""
+        try:
+            self.daemon.ask(request)
+        except UserError:
+            return False
+        return True
+
+    # --- people ------------------------------------------------------------------------------------------
+
+    @rule(spec=specs(), tasks=st.sampled_from((0, 0, 2, 3)), held=st.booleans(), fate=st.sampled_from("aaalb"))
+    def submit(self, spec: JobSpec, tasks: int, held: bool, fate: str) -> None:
+        """a: acknowledged. b: the daemon dies before the commit. l: the reply is lost."""
+        known = sorted({each.array for each in self.ledger.jobs.values()}, key=int)
+        terms = [
+            term if term.kind is DependencyKind.SINGLETON else Dependency(kind=term.kind, job=self.parent(term.job, known))
+            for term in spec.dependencies.terms
+            if known or term.kind is DependencyKind.SINGLETON
+            if tasks or term.kind is not DependencyKind.AFTER_CORR
+        ]
+        kept = spec.dependencies.keep_on_failed
+        spec = JobSpec(
+            **{name: getattr(spec, name) for name in JobSpec.__struct_fields__}
+            | {"dependencies": Dependencies(terms=tuple(terms), any_of=spec.dependencies.any_of, keep_on_failed=kept)}
+            | ({} if tasks else {"array_limit": 0})
+        )
+        number = len(self.ledger.keys) + len(self.unanswered)
+        request = Submit(spec=spec, by=ANNA, key=f"key-{number}", tasks=tuple(range(tasks)), held=held and tasks == 0)
+        if fate != "b":
+            self.daemon.ask(request)
+        if fate != "a":
+            self.unanswered.append(request)
+
+    @staticmethod
+    def parent(position: str, known: list[str]) -> JobId:
+        return JobId(known[-1 - int(position) % len(known)])
+
+    @rule()
+    def submit_again(self) -> None:
+        """The client that got no reply repeats its submit; its parents may be gone by now."""
+        if self.unanswered:
+            self.asked(self.unanswered.pop())
+
+    @rule(position=POSITION, by=PEOPLE, whole=st.booleans(), verb=st.sampled_from(("cancel", "cancel", "requeue")))
+    def end_or_repeat(self, position: int, by: User, whole: bool, verb: str) -> None:
+        job = self.some_job(position)
+        if job is None:
+            return
+        id_ = JobId(job.array) if whole else job.id
+        affected = [each for each in self.ledger.jobs.values() if id_ in (each.id, each.array)]
+        before = [(each, each.granted, each.cancelled) for each in affected]
+        for each in affected:
+            if verb == "requeue":
+                each.granted = True
+            elif each.final is None:
+                each.cancelled, each.granted = True, False
+        request = Cancel(jobs=(id_,), by=by) if verb == "cancel" else Requeue(jobs=(id_,), by=by, hold=position % 3 == 0)
+        try:
+            self.daemon.ask(request)
+        except UserError as refusal:
+            assert by != TOM or isinstance(refusal, Forbidden)
+            for each, granted, cancelled in before:
+                each.granted, each.cancelled = granted, cancelled
+        else:
+            assert by != TOM, f"{verb} of another user's job was not refused"
+
+    @rule(position=POSITION, by=PEOPLE, verb=st.sampled_from("hrsup"), value=FEW)
+    def other_verbs(self, position: int, by: User, verb: str, value: int) -> None:
+        job = self.some_job(position)
+        if job is None:
+            return
+        jobs = (job.id,)
+        changes: list[dict[str, object]] = [
+            {"time_limit_s": 60.0 * value}, {"name": f"name-{value % 2}"}, {"dependencies": {}},
+            {"dependencies": {"terms": [{"kind": "afterok", "job": self.some_job(value).id}]}},  # type: ignore[union-attr]
+        ]  # fmt: skip
+        requests = {
+            "h": HoldJobs(jobs=jobs, by=by),
+            "r": ReleaseJobs(jobs=jobs, by=by),
+            "s": Signal(jobs=jobs, by=by, signal=10),
+            "u": Update(jobs=jobs, by=by, changes=changes[value - 1]),
+            "p": Prune(jobs=jobs, by=by),
+        }
+        taken = self.asked(requests[verb])
+        assert not (taken and by == TOM), "another user's job was changed"
+
+    @rule(name=NODES, verb=st.sampled_from(("drain", "resume", "resume", "dead")))
+    def administrate(self, name: str, verb: str) -> None:
+        node = self.world.nodes[name]  # type: ignore[index]
+        if verb == "drain" and self.asked(DrainNode(node=node.name, reason="new fan", by=ROOT)):
+            self.ledger.drained.add(node.name)
+        elif verb == "resume":
+            self.ledger.drained.discard(node.name)
+            self.daemon.ask(ResumeNode(node=node.name, by=ROOT))
+        elif verb == "dead":
+            lost = {each for each in self.ledger.claims if self.world.lives[each].node == node.name}
+            if self.daemon.state.nodes[node.name].reach is Reach.UP:
+                with pytest.raises(UserError):
+                    self.daemon.ask(DeclareDead(node=node.name, by=ROOT))
+                return
+            self.ledger.declared |= lost
+            self.daemon.ask(DeclareDead(node=node.name, by=ROOT))
+            assert not lost & set(self.ledger.claims), "attempts on a dead node were not given up"
+
+    # --- planning and messages ---------------------------------------------------------------------------
+
+    @rule(limit=FEW)
+    def plan(self, limit: int) -> None:
+        self.daemon.plan(limit)
+
+    @rule(late=st.booleans())
+    def plan_off_the_loop(self, late: bool) -> None:
+        """A plan is made of one state and carried out in a later one."""
+        if late:
+            self.stale = self.daemon.proposals()
+        elif self.stale:
+            self.daemon.ask(self.stale.pop(0))
+
+    @rule(name=NODES, actions=st.integers(0, 4), reports=st.integers(0, 4))
+    def deliver(self, name: str, actions: int, reports: int) -> None:
+        self.daemon.deliver(self.world.nodes[name], actions, reports)  # type: ignore[index]
+
+    @rule(rounds=FEW)
+    def flow(self, rounds: int) -> None:
+        """A quiet moment."""
+        self.daemon.plan()
+        for _ in range(rounds):
+            self.daemon.flow()
+
+    @rule(name=NODES, fault=st.sampled_from(("lose action", "lose report", "swap", "repeat", "repeat")), position=POSITION)
+    def disturb_messages(self, name: str, fault: str, position: int) -> None:
+        node = self.world.nodes[name]  # type: ignore[index]
+        if fault == "lose action" and node.actions:
+            node.actions.popleft()
+        elif fault == "lose report" and node.reports:
+            node.reports.popleft()
+        elif fault == "swap" and len(node.reports) > 1:
+            node.reports.rotate(1 + position)
+        elif fault == "repeat" and node.sent and node.connected:
+            node.reports.append(node.sent[-1 - position % len(node.sent)])
+
+    # --- nodes -------------------------------------------------------------------------------------------
+
+    @rule(name=NODES, position=POSITION, able=st.sampled_from((True, True, True, False)))
+    def claim(self, name: str, position: int, able: bool) -> None:
+        node = self.world.nodes[name]  # type: ignore[index]
+        unclaimed = node.unclaimed()
+        if unclaimed:
+            node.claim(unclaimed[position % len(unclaimed)], able)
+
+    @rule(position=POSITION, how=st.sampled_from(("0", "0", "3", "kill", "memory", "time", "main", "main 3", "stop")))
+    def programs_end(self, position: int, how: str) -> None:
+        found = self.some_life(position)
+        if found is None or found[1].unkillable:
+            return
+        node, life = found
+        entry = node.entries.get(life.attempt)
+        if how in ("0", "3"):
+            node.finish(life, "exited", code=int(how))
+        elif how == "kill":
+            node.finish(life, "signaled", signal=11)
+        elif how == "memory":
+            node.finish(life, "out_of_memory", signal=9)
+        elif how == "time":
+            node.finish(life, "timeout", signal=15)
+        elif how == "stop" and entry is not None and entry.stop is not None:
+            node.finish(life, "stopped", signal=15)
+        elif how.startswith("main"):
+            node.lose_main(life, int(how[5:] or 0))
+
+    @rule(position=POSITION, fault=st.sampled_from(("shim", "slow shim", "stuck", "stuck", "free")))
+    def harm_attempt(self, position: int, fault: str) -> None:
+        found = self.some_life(position)
+        if found is None:
+            return
+        node, life = found
+        if fault == "stuck":
+            life.unkillable = True
+        elif fault == "free":
+            life.unkillable = False
+            node.notice(life.attempt)
+        else:
+            node.kill_shim(life, at_once=fault == "shim")
+
+    @rule(name=NODES, fault=st.sampled_from(("reboot", "link", "link", "new spool", "spool gone", "freeze")), back=st.booleans())
+    def harm_node(self, name: str, fault: str, back: bool) -> None:
+        node = self.world.nodes[name]  # type: ignore[index]
+        if fault == "reboot":
+            node.reboot()
+        elif fault == "link":
+            node.break_link()
+        elif fault == "freeze":
+            node.frozen = node.connected
+        else:
+            node.lose_spool(under_agent=fault == "spool gone")
+        if back:
+            self.daemon.hello(node)
+
+    @rule(name=NODES, how=st.sampled_from(("suspect", "unreachable", "thaw", "hello", "hello")))
+    def links(self, name: str, how: str) -> None:
+        node = self.world.nodes[name]  # type: ignore[index]
+        silent = node.frozen or not node.connected
+        if how == "hello":
+            self.daemon.hello(node)
+        elif how == "thaw" and node.connected:
+            node.frozen = False
+            self.daemon.reached(node.name, Reach.UP)
+        elif how in ("suspect", "unreachable") and silent:
+            self.daemon.reached(node.name, Reach(how))
+
+    # --- the daemon and time -----------------------------------------------------------------------------
+
+    @rule(during=st.sampled_from(("nothing", "plan", "plan")))
+    def crash(self, during: str) -> None:
+        if during == "plan":
+            self.daemon.plan()
+        self.daemon.crash()
+
+    @rule(passed_s=st.sampled_from((1.0, 70.0)), jump_s=st.sampled_from((0.0, 0.0, 3600.0, -3600.0, 3.2e7)))
+    def time_passes(self, passed_s: float, jump_s: float) -> None:
+        self.daemon.steady_s += passed_s
+        self.daemon.wall_ahead_s += jump_s
+        self.daemon.ask(Tick())
+
+    # --- the end -----------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """All faults stop: everything is delivered, every job ends, and nothing is left on any node."""
+        if sys.exc_info()[0] is None:
+            self.settle()
+
+    def settle(self) -> None:
+        daemon = self.daemon
+        daemon.crash()
+        for life in self.world.living():
+            life.unkillable = False
+        for node in self.world.nodes.values():
+            daemon.hello(node)
+            self.ledger.drained.discard(node.name)
+            daemon.ask(ResumeNode(node=node.name, by=ROOT))
+        daemon.flow_out()
+        assert not any(job.active and job.cancelled for job in self.ledger.jobs.values()), "a cancelled job goes on"
+        for _ in range(2 + 4 * len(self.ledger.jobs)):
+            for job in list(self.ledger.jobs.values()):
+                if job.held and job.final is None:
+                    self.asked(ReleaseJobs(jobs=(job.id,), by=ROOT))
+            daemon.steady_s += 100.0
+            daemon.ask(Tick())
+            daemon.plan()
+            daemon.flow_out()
+            if not daemon.finish_all() and not self.unfinished():
+                break
+        daemon.flow_out()
+        assert not self.unfinished(), f"these never end: {self.unfinished()}"
+        self.check_nothing_left()
+
+    def unfinished(self) -> list[Promise]:
+        """Jobs that have not ended, except for those whose dependency can never hold and that are to be kept."""
+        return [job for job in self.ledger.jobs.values() if job.final is None and not job.held]
+
+    def check_nothing_left(self) -> None:
+        left = self.daemon.state
+        assert not (left.attempts or left.owners or left.strays or left.given_up), "attempts are left in the state"
+        assert not self.world.living()
+        for node in self.world.nodes.values():
+            assert not node.entries, f"the spool of {node.name} still holds {node.entries}"
+
+
+# --- profiles -------------------------------------------------------------------------------------------
+
+LONG = os.environ.get("GPUQ_HYPOTHESIS") == "long"
+PROFILE = settings(
+    max_examples=2000 if LONG else 300,
+    stateful_step_count=50,
+    derandomize=not LONG,
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture
+def few_ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ended jobs leave the state early, so that forgetting takes part in the game."""
+    monkeypatch.setattr(decide, "KEEP_ENDED", 3)
+    yield
+
+
+@pytest.mark.usefixtures("few_ended")
+def test_promises_hold_under_faults() -> None:
+    """No sequence of requests, faults and crashes breaks a guarantee, and every job comes to an end."""
+    run_state_machine_as_test(QueueMachine, settings=PROFILE)
