@@ -2,10 +2,10 @@
 
 RUN := .venv/bin/python
 
-.PHONY: help demo test unit check format bench docs venv clean
+.PHONY: help demo test unit check generated format bench venv clean
 
 help:
-	@echo "make demo     some twenty jobs on simulated GPUs, in less than a minute"
+	@echo "make demo     some twenty jobs on simulated GPUs, in less than 40 s"
 	@echo "make test     all tests (make unit: only those that start no daemon)"
 	@echo "make check    lint, types, layout, generated files"
 	@echo "make bench    the figures of this machine, printed with its name and the date"
@@ -26,7 +26,11 @@ unit: venv
 check: venv
 	.venv/bin/ruff check
 	.venv/bin/mypy
-	$(RUN) -m pytest -q $(wildcard tests/test_layout.py tests/test_docs.py tests/cli/test_docs.py tests/cli/test_generated.py)
+	@.ci/generated --check
+	$(RUN) -m pytest -q tests/test_layout.py
+
+generated: venv
+	@.ci/generated
 
 format: venv
 	.venv/bin/ruff check --select I --fix

@@ -301,7 +301,8 @@ def _fields(file: str, section: str, table: Any, keys: dict[str, Key]) -> dict[s
         try:
             fields[keys[name].field] = keys[name].read(value)
         except (ValueError, GpuqError) as error:
-            hint = error.hint if isinstance(error, GpuqError) else f"{str(error).capitalize()}."
+            text = str(error)
+            hint = error.hint if isinstance(error, GpuqError) else f"{text[:1].upper()}{text[1:]}."
             raise ConfigError(f"{file}: {name} = {value!r} in [{section}] cannot be used.", hint) from error
     return fields
 

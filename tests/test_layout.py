@@ -6,6 +6,7 @@ One thing to know: each rule is one test; its failure lists every offender as fi
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -348,6 +349,18 @@ def test_no_bare_except() -> None:
     assert_none(offenders, "No bare except")
 
 
+def test_no_network_socket_is_made() -> None:
+    """No module names an internet address family, a TCP site or a port to listen on."""
+    marks = {"AF_INET", "AF_INET6", "create_server", "start_server", "TCPSite", "run_app", "SOCK_DGRAM"}
+    offenders = []
+    for module in MODULES:
+        for node in ast.walk(module.tree):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+            if name in marks:
+                offenders.append(f"{module.at(node)}: {name}")
+    assert_none(offenders, "No network socket")
+
+
 def test_only_the_command_line_prints() -> None:
     """print() is for the command line and for the last words of a process; all else logs, returns or raises."""
     offenders = [
@@ -399,3 +412,19 @@ def test_imports_are_read_as_python_does() -> None:
     module = Module(PACKAGE / "agent" / "probe.py", "gpuq.agent.probe", source, ast.parse(source))
     found = [(each.name, each.lazy) for each in imports_of(module)]
     assert found == [("gpuq.agent.spool", False), ("gpuq.core.decide", True)]
+
+
+def test_guarantees_name_tests_that_exist() -> None:
+    """Each of the twelve guarantees names at least one test, and every test named is there."""
+    text = (ROOT / "docs" / "guarantees.md").read_text("utf-8")
+    sections = re.split(r"^## (G\d+) ", text, flags=re.MULTILINE)
+    assert sections[1::2] == [f"G{number}" for number in range(1, 13)]
+    bare = [name for name, body in zip(sections[1::2], sections[2::2], strict=True) if "::test_" not in body]
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text)
+    missing = [
+        f"docs/guarantees.md: {file}::{test}"
+        for file, test in named
+        if not (ROOT / file).is_file() or f"def {test}(" not in (ROOT / file).read_text("utf-8")
+    ]
+    assert bare == []
+    assert_none(missing, "Guarantees rest on tests")

@@ -6,6 +6,7 @@ to know: it may be thrown away at any instant; what it keeps in memory are deadl
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -107,38 +108,44 @@ class Attempts:
         """Leave the request in the spool and tell the shim; the first reason and the shortest grace count."""
         directory = self._spool.directory(attempt)
         found = verdict.verdict(directory)
+        claim = found.claim or {}
         if found.phase in verdict.LIVE:
             entry = self._entries.setdefault(attempt, _Entry())
             by_s = time.monotonic() + grace_s
             entry.stop_by_s = by_s if entry.stop_by_s is None else min(by_s, entry.stop_by_s)
-            known = spool.read_json(directory, spool.STOP)
-            if known is None or grace_s < known.get("grace_s", 0.0):
-                reason = known.get("reason") if known is not None else reason
-                spool.write_json(directory, spool.STOP, {"reason": reason, "grace_s": grace_s})
+            order = self._recorded_stop(directory, reason, grace_s)
             if found.phase is Phase.STARTING:
                 self._ask(attempt, entry)  # its shim records the end of what never ran
-            elif found.claim is not None and verdict.shim_is_stopped(found.claim):
-                self._stop_without_shim(found.claim)
-            self._ring(attempt, b"{}\n")
+            elif verdict.shim_is_stopped(claim):
+                # Woken up, it does the rest itself; if it cannot be, `_enforce` does it after the grace.
+                processes.send_signal(lambda: _shim(claim), (signal.SIGCONT,), set())
+            self._ring(attempt, {"stop": order})
         self.refresh(attempt, force=True)
 
-    def _stop_without_shim(self, claim: Dict[str, Any]) -> None:
-        """The shim is stopped: TERM its tree, and wake it up to see to the rest."""
-        pid = int(claim["shim_pid"])
-        processes.send_signal(lambda: processes.descendants([pid]), (signal.SIGTERM, signal.SIGCONT), set())
-        processes.send_signal(lambda: _shim(claim), (signal.SIGCONT,), set())
+    def _recorded_stop(self, directory: str, reason: Any, grace_s: float) -> Dict[str, Any]:
+        """The stop that counts; it is in the spool for a shim that has not claimed yet and for a later agent."""
+        known = spool.read_json(directory, spool.STOP)
+        if known is not None and known.get("grace_s", 0.0) <= grace_s:
+            return known
+        order = {"reason": reason if known is None else known.get("reason"), "grace_s": grace_s}
+        try:
+            spool.write_json(directory, spool.STOP, order)
+        except OSError as error:
+            note(f"a stop is not in the spool ({error.strerror}); it is only told to the shim.")
+        return order
 
     def signal(self, attempt: str, number: int) -> None:
         """Have the shim send a signal to every process."""
-        if not self._ring(attempt, b'{"signal": %d}\n' % number):
+        if not self._ring(attempt, {"signal": number}):
             note(f"attempt {attempt}: signal {number} found no running job.")
 
     def limit(self, attempt: str, time_limit_s: Optional[float]) -> None:
         """Set a new time limit; it also counts for a job that is just being started."""
         directory = self._spool.directory(attempt)
         if verdict.verdict(directory).phase in verdict.LIVE:
+            self._ring(attempt, {"time_limit_s": time_limit_s})
             spool.write_json(directory, spool.LIMIT, {"time_limit_s": time_limit_s})
-            self._ring(attempt, b"{}\n")
+            self._ring(attempt, {})
 
     def fence(self, attempt: str) -> None:
         """Make sure that the attempt never starts here, if it has not; then report what is true."""
@@ -169,8 +176,9 @@ class Attempts:
         reach("agent.after_release")
         self._send(Verdict(Phase.ABSENT, {}).frame(attempt))
 
-    def _ring(self, attempt: str, message: bytes) -> bool:
-        return spool.ring(os.path.join(self._spool.directory(attempt), spool.CONTROL), message)
+    def _ring(self, attempt: str, message: Dict[str, Any]) -> bool:
+        line = json.dumps(message).encode("ascii") + b"\n"
+        return spool.ring(os.path.join(self._spool.directory(attempt), spool.CONTROL), line)
 
     # What the spool says
 
@@ -206,6 +214,12 @@ class Attempts:
         starting = entry.sent is not None and entry.sent["phase"] == Phase.STARTING.value
         if starting and entry.asks < MAXIMUM_ASKS:
             self._ask(attempt, entry)
+
+    def ask_again(self) -> None:
+        """A new forker is there: ask it for every shim that has not appeared."""
+        for attempt, entry in self._entries.items():
+            if entry.asked_at_s is not None and entry.sent is not None and entry.sent["phase"] == Phase.STARTING.value:
+                self._ask(attempt, entry)
 
     def _look(self, attempt: str) -> Frame:
         entry = self._entries.setdefault(attempt, _Entry())
@@ -283,9 +297,11 @@ class Attempts:
                 self._ask(attempt, entry)
         if entry.stop_by_s is None or now < entry.stop_by_s + SHIM_PATIENCE_S:
             return
-        claim = verdict.verdict(self._spool.directory(attempt)).claim
-        if claim is not None and verdict.shim_is_stopped(claim):
-            self._kill_without_shim(attempt, claim)
+        found = verdict.verdict(self._spool.directory(attempt))
+        if found.claim is None or found.phase not in (Phase.RUNNING, Phase.ENDING):
+            return
+        if found.phase is Phase.RUNNING or verdict.shim_is_stopped(found.claim):  # it has not acted
+            self._kill_without_shim(attempt, found.claim)
 
     def _give_up(self, attempt: str, entry: _Entry) -> None:
         """No shim could claim it, so no later one may: fence it, and report that nothing was started."""
@@ -303,11 +319,14 @@ class Attempts:
             note(f"attempt {attempt}: no shim has claimed it and it cannot be fenced ({error.strerror}).")
 
     def _kill_without_shim(self, attempt: str, claim: Dict[str, Any]) -> None:
-        """The grace is over and the shim stays stopped: kill the job, then the shim, which makes it lost."""
+        """The grace is over and the shim does not act: kill the job, then the shim, which makes it lost."""
         pid = int(claim["shim_pid"])
         verdict.enclosure_of(claim, attempt).kill()
-        if not processes.kill_sweep(lambda: processes.descendants([pid]), pid):
-            processes.send_signal(lambda: _shim(claim), (signal.SIGKILL,), set())
+        if processes.kill_sweep(lambda: processes.descendants([pid]), pid):
+            return
+        directory = self._spool.directory(attempt)
+        # A shim that is through with this attempt may guard another one: the lock tells.
+        processes.send_signal(lambda: _shim(claim) if spool.is_locked(directory) else [], (signal.SIGKILL,), set())
 
     def stalled(self) -> List[str]:
         """Attempts whose shim is stopped."""

@@ -38,7 +38,10 @@ class Forker:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                command("forker", self._spool_path), stdin=theirs.fileno(), stdout=subprocess.DEVNULL, start_new_session=True
+                command("forker", self._spool_path),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
             )
         ours.setblocking(False)
         self._socket, self._rest = ours, b""

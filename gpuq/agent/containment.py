@@ -73,10 +73,7 @@ class Enclosure:
             self.directories = [path for path in self.directories if path != self._memory]
             self._memory = ""
         for path in self.directories:
-            try:
-                os.mkdir(path, 0o755)
-            except FileExistsError:
-                pass
+            os.makedirs(path, 0o755, exist_ok=True)
         if memory_limit_mib is not None and self._memory:
             unified = self._memory == self._unified
             limit = "memory.max" if unified else "memory.limit_in_bytes"
@@ -154,6 +151,13 @@ def _removed(directory: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def remove_if_empty(containment: Containment) -> None:
+    """Remove the node's own directories, unless attempts are still in them; they are made again when needed."""
+    for top in (containment.unified, containment.freezer, containment.memory):
+        if top:
+            _removed(top)
 
 
 def mounts() -> Tuple[str, Dict[str, str]]:

@@ -124,17 +124,8 @@ class GpuFeed:
                 continue
             for entry in entries:
                 entry["attempt"] = found.get(entry["pid"])
-            gpu["foreign"] = self._foreign(entries)
+            gpu["foreign"] = is_foreign(entries, self._foreign_memory_mib)
         return frame
-
-    def _foreign(self, entries: List[Dict[str, Any]]) -> Optional[bool]:
-        """Whether a stranger uses the GPU; None when a stranger's memory is unknown."""
-        strange = [entry for entry in entries if entry["attempt"] is None]
-        sizes = [entry.get("memory_mib") for entry in strange]
-        if any(size is not None and size > self._foreign_memory_mib for size in sizes):
-            return True
-        compute = any(entry.get("memory_mib") is None and entry.get("kind") != "graphics" for entry in strange)
-        return None if compute else False
 
     def tick(self) -> List[Frame]:
         """Kill a silent sampler, start a dead one again; returns an inventory frame when the GPUs became unusable."""
@@ -181,3 +172,13 @@ class GpuFeed:
         self.driver = {**self.driver, "error": STUCK}
         self._failures += 1
         return [self.inventory()]
+
+
+def is_foreign(entries: List[Dict[str, Any]], threshold_mib: float) -> Optional[bool]:
+    """Whether a process of no attempt uses more than the threshold; None when a compute process's memory is unknown."""
+    strange = [entry for entry in entries if entry["attempt"] is None]
+    sizes = [entry.get("memory_mib") for entry in strange]
+    if any(size is not None and size > threshold_mib for size in sizes):
+        return True
+    unknown = any(entry.get("memory_mib") is None and entry.get("kind") != "graphics" for entry in strange)
+    return None if unknown else False

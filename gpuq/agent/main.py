@@ -99,6 +99,7 @@ class Agent:
         _flush_patiently(self._writer)
         if self._parts is not None:
             self._parts.forker.close()
+            containment.remove_if_empty(self._parts.level)
         return 0
 
     def _watch(self, name: str, descriptor: int, events: int = selectors.EVENT_READ) -> None:
@@ -178,7 +179,8 @@ class Agent:
             self._heartbeat_at_s = now + parts.heartbeat_every_s
             self._writer.send({"type": "heartbeat", "at": time.time(), "stalled": parts.attempts.stalled()})
         if self._revive_at_s is not None and now >= self._revive_at_s:
-            parts.forker.revive()
+            if parts.forker.revive():
+                parts.attempts.ask_again()
             self._revive_at_s = None if parts.forker.descriptor >= 0 else now + REVIVE_S
 
     # Frames of the daemon

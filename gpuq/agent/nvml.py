@@ -340,6 +340,9 @@ class NvmlVendor(Vendor):
             entry.processes = read_processes(reading, self._process_calls, self._table)
         sample = read_sample(reading, entry.device.uuid, entry.processes)
         entry.judge(reading, self._clock())
+        if reading.lost is not None:  # what it said before it went is no longer true
+            entry.processes = None
+            return Sample(entry.device.uuid)
         return sample
 
     def _heed_alarms(self) -> bool:

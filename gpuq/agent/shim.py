@@ -329,26 +329,37 @@ class Shim:
         """Carry out what the agent left in the control FIFO and in the spool."""
         for line in data.splitlines():
             try:
-                number = json.loads(line).get("signal")
-            except (ValueError, AttributeError):
+                message = dict(json.loads(line))
+            except (ValueError, TypeError):
                 continue
+            number = message.get("signal")
             if isinstance(number, int) and 0 < number < 65:
                 self._signal_all((number,))
+            if "time_limit_s" in message:
+                self._set_limit(message["time_limit_s"])
+            self._stop_as_ordered(message.get("stop"))
         self._read_limit()
-        stop = spool.read_json(self.directory, spool.STOP)
-        if stop is None:
+        self._stop_as_ordered(spool.read_json(self.directory, spool.STOP))
+
+    def _stop_as_ordered(self, order: Optional[Dict[str, Any]]) -> None:
+        """Begin the end, or shorten the grace of one that has begun."""
+        if order is None:
             return
         now = time.monotonic()
-        grace_s = float(stop.get("grace_s", 0.0))
+        grace_s = float(order.get("grace_s", 0.0))
         if not self.stopping:
-            self._begin_stop(stop.get("reason"), grace_s, now)
+            self._begin_stop(order.get("reason"), grace_s, now)
         elif self.first_kill_s is None:
             self.kill_at_s = min(self.kill_at_s, now + grace_s)
 
     def _read_limit(self) -> None:
         changed = spool.read_json(self.directory, spool.LIMIT)
-        if changed is not None and changed.get("time_limit_s") != self.limit_s:
-            self.limit_s = changed.get("time_limit_s")
+        if changed is not None:
+            self._set_limit(changed.get("time_limit_s"))
+
+    def _set_limit(self, limit_s: Optional[float]) -> None:
+        if limit_s != self.limit_s:
+            self.limit_s = limit_s
             self.warned = False
 
     def _measured_record(self) -> Dict[str, Any]:

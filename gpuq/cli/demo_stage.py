@@ -102,7 +102,7 @@ class Stage:
     def _end_jobs(self) -> None:
         try:
             if not self.daemon.answers():
-                return
+                self._start()  # only a daemon ends jobs in order, control groups included
             waiting = [job["id"] for job in self.daemon.get("/v1/jobs")["jobs"]]
             if waiting:
                 self.daemon.post("/v1/cancel", {"ids": waiting, "grace_s": 1.0})

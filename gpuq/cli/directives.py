@@ -35,7 +35,7 @@ class Script(NamedTuple):
 
 def script_text(word: str) -> bytes | None:
     """The text of the script that `word` names; None when it is a command (found on PATH, or a binary)."""
-    if os.sep not in word and _on_path(word):
+    if os.sep not in word and is_program(word):
         return None
     try:
         with open(word, "rb") as stream:
@@ -54,10 +54,12 @@ def script_text(word: str) -> bytes | None:
     return None
 
 
-def _on_path(word: str) -> bool:
-    import shutil
-
-    return shutil.which(word) is not None
+def is_program(word: str, cwd: str = "") -> bool:
+    """Whether a shell would find `word`: on PATH, or with a slash in it as a path from `cwd`."""
+    # shutil.which would do, but shutil brings the compression modules along on every submit.
+    places = [cwd] if os.sep in word else os.environ.get("PATH", os.defpath).split(os.pathsep)
+    files = (os.path.join(place or os.curdir, word) for place in places)
+    return any(os.path.isfile(file) and os.access(file, os.X_OK) for file in files)
 
 
 def read_script(text: bytes, name: str, command: Command) -> Script:

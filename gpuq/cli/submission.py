@@ -207,10 +207,7 @@ def _behaviour(values: Values) -> dict[str, Any]:
 
 
 def _remark_on_program(program: str, cwd: str, remarks: list[str]) -> None:
-    import shutil
-
-    found = shutil.which(os.path.join(cwd, program) if os.sep in program else program)
-    if not found and "{" not in program:
+    if "{" not in program and not directives.is_program(program, cwd):
         remarks.append(f"'{program}' is not found on this machine; the job fails unless its node has it")
 
 

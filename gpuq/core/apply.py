@@ -19,6 +19,7 @@ from gpuq.core.events import (
     AttemptEnding,
     AttemptStarted,
     GpusChanged,
+    IdsSkipped,
     JobDropped,
     JobHeld,
     JobPlaced,
@@ -92,6 +93,11 @@ def _submitted(state: ClusterState, event: JobsSubmitted, stamp: Stamp) -> list[
     return []
 
 
+def _ids_skipped(state: ClusterState, event: IdsSkipped, stamp: Stamp) -> list[AnyAction]:
+    state.next_id = max(state.next_id, event.next_id)
+    return []
+
+
 def _placed(state: ClusterState, event: JobPlaced, stamp: Stamp) -> list[AnyAction]:
     job = state.jobs[event.job]
     check_transition(job.id, job.state, Step.PLACED, S.CONFIGURING)
@@ -142,7 +148,9 @@ def _ending(state: ClusterState, event: AttemptEnding, stamp: Stamp) -> list[Any
     job = state.jobs[event.job]
     check_transition(job.id, job.state, Step.ENDING, S.COMPLETING)
     attempt = replace(_attempt_of(job, event.attempt), unkillable=event.unkillable)
-    state.put(replace(job, state=S.COMPLETING, attempt=attempt))
+    ending = replace(job, state=S.COMPLETING, attempt=attempt)
+    state.put(ending)
+    state.requeue_children(ending)
     return []
 
 
@@ -155,8 +163,6 @@ def _ended(state: ClusterState, event: AttemptEnded, stamp: Stamp) -> list[AnyAc
     )
     if event.state is S.COMPLETED and event.exit.run_s is not None:
         state.remember_run(job, event.exit.run_s)
-    if event.reason is Reason.NODE_DECLARED_DEAD:
-        state.given_up[attempt.id] = attempt.node
     ended = replace(
         job,
         state=event.state,
@@ -171,6 +177,11 @@ def _ended(state: ClusterState, event: AttemptEnded, stamp: Stamp) -> list[AnyAc
     )
     state.put(ended)
     state.requeue_children(ended)
+    if event.reason is Reason.NODE_DECLARED_DEAD:
+        # A person's word, not evidence: should the node come back, its GPUs wait until nothing of it lives there.
+        state.given_up[attempt.id] = attempt.node
+        state.add_stray(attempt.id, Stray(attempt.node, job.id, attempt.gpus))
+        return []
     return [ReleaseAttempt(node=attempt.node, attempt=attempt.id)]
 
 
@@ -198,25 +209,29 @@ def _released(state: ClusterState, event: JobReleased, stamp: Stamp) -> list[Any
 def _requeued(state: ClusterState, event: JobRequeued, stamp: Stamp) -> list[AnyAction]:
     job = state.jobs[event.job]
     check_transition(job.id, job.state, Step.REQUEUED, S.PENDING)
-    state.put(
-        replace(
-            job,
-            state=S.PENDING,
-            held=event.held,
-            restarts=job.restarts + (job.attempt is not None),
-            failures=0,
-            not_before_at=None,
-            reason=Reason.NONE,
-            message=None,
-            ended_at=None,
-        )
+    requeued = replace(
+        job,
+        state=S.PENDING,
+        held=event.held,
+        restarts=job.restarts + (job.attempt is not None),
+        failures=0,
+        not_before_at=None,
+        reason=Reason.NONE,
+        message=None,
+        ended_at=None,
     )
+    state.put(requeued)
+    state.requeue_children(requeued)
     return []
 
 
 def _updated(state: ClusterState, event: JobUpdated, stamp: Stamp) -> list[AnyAction]:
     job = state.jobs[event.job]
-    state.put(replace(job, spec=event.spec, not_before_at=event.spec.begin_at))
+    updated = replace(job, spec=event.spec, not_before_at=event.spec.begin_at)
+    state.put(updated)
+    if event.spec.name != job.spec.name:  # jobs with a singleton dependency look at names
+        state.requeue_children(job)
+        state.requeue_children(updated)
     if job.attempt is None or not job.state.holds_gpus or event.spec.time_limit_s == job.spec.time_limit_s:
         return []
     return [
@@ -276,24 +291,22 @@ def _resumed(state: ClusterState, event: NodeResumed, stamp: Stamp) -> list[AnyA
 
 
 def _stray_found(state: ClusterState, event: StrayFound, stamp: Stamp) -> list[AnyAction]:
-    state.strays[event.attempt] = Stray(event.node, event.job, event.gpus)
-    for uuid in event.gpus:
-        state.owners.setdefault(uuid, event.attempt)
+    state.add_stray(event.attempt, Stray(event.node, event.job, event.gpus))
     return []
 
 
 def _stray_gone(state: ClusterState, event: StrayGone, stamp: Stamp) -> list[AnyAction]:
     stray = state.strays.pop(event.attempt, None)
     given_up = state.given_up.pop(event.attempt, None)
-    for uuid in stray.gpus if stray else ():
-        if state.owners.get(uuid) == event.attempt:
-            del state.owners[uuid]
+    if stray is not None:
+        state.free(event.attempt, stray.gpus)
     node = stray.node if stray else given_up
     return [ReleaseAttempt(node=node, attempt=event.attempt)] if node else []
 
 
 _APPLY: dict[type, Callable[[ClusterState, Any, Stamp], list[AnyAction]]] = {
-    JobsSubmitted: _submitted, JobPlaced: _placed, AttemptStarted: _started, StopOrdered: _stop_ordered,
+    JobsSubmitted: _submitted, IdsSkipped: _ids_skipped, JobPlaced: _placed, AttemptStarted: _started,
+    StopOrdered: _stop_ordered,
     AttemptEnding: _ending, AttemptEnded: _ended, JobDropped: _dropped, JobHeld: _held, JobReleased: _released,
     JobRequeued: _requeued, JobUpdated: _updated, JobSignalled: _signalled, JobsForgotten: _forgotten,
     NodeChanged: _node_changed, ReachChanged: _reach_changed, GpusChanged: _gpus_changed,

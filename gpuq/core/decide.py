@@ -10,8 +10,7 @@ the core, and the caller must throw the state away and load it again.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from gpuq.core import decide_attempts, decide_jobs, decide_nodes
@@ -21,10 +20,14 @@ from gpuq.core.events import (
     AnyAction,
     AnyEvent,
     AttemptEnded,
+    IdsSkipped,
     JobDropped,
     JobHeld,
+    JobReleased,
+    JobRequeued,
     JobsForgotten,
     JobsSubmitted,
+    JobUpdated,
 )
 from gpuq.core.model import Hold, JobId, Stamp
 from gpuq.core.requests import (
@@ -43,6 +46,7 @@ from gpuq.core.requests import (
     Requeue,
     ResumeNode,
     Signal,
+    SkipIds,
     Submit,
     Tick,
     Update,
@@ -84,30 +88,26 @@ def step(state: ClusterState, request: AnyRequest, now: Stamp) -> Outcome:
     decision = decide(state, request, now)
     done: list[AnyEvent] = []
     actions = list(decision.actions)
-    pending = deque(decision.events)
-    while pending:
-        event = pending.popleft()
-        actions.extend(apply(state, event, now))
-        done.append(event)
-        pending.extend(consequences(state, event))
+    fresh = decision.events
+    while fresh:
+        for event in fresh:
+            actions.extend(apply(state, event, now))
+        done.extend(fresh)
+        fresh = consequences(state, fresh)
     return Outcome(done, actions, decision.notes)
 
 
-def consequences(state: ClusterState, event: AnyEvent) -> list[AnyEvent]:
-    """What follows at once from an event: children whose dependency can never hold are dropped or held."""
-    if isinstance(event, JobsSubmitted):
-        candidates = {id_ for id_ in state.members(event.id) if id_ in state.unmet}
-    elif isinstance(event, AttemptEnded | JobDropped):
-        job = state.jobs[event.job]
-        candidates = set()
-        for parent in (job.id, job.array, singleton_key(job)):
-            candidates |= state.children.get(parent, set())
-    else:
-        return []
+def consequences(state: ClusterState, events: Iterable[AnyEvent]) -> list[AnyEvent]:
+    """What follows from events that are all applied: pending jobs whose dependency can never hold end or are held."""
+    candidates: set[JobId] = set()
+    for event in events:
+        candidates |= _touched(state, event)
     found: list[AnyEvent] = []
     for id_ in sorted(candidates, key=lambda id_: state.jobs[id_].order):
         child = state.jobs[id_]
-        if child.held is Hold.DEPENDENCY or verdict(state, child) is not Verdict.NEVER:
+        if child.state is not JobState.PENDING or child.held is Hold.DEPENDENCY:
+            continue
+        if verdict(state, child) is not Verdict.NEVER:
             continue
         message = f"its dependency on {_dead_parent(state, id_)} can never be satisfied"
         if child.spec.dependencies.keep_on_failed:
@@ -124,24 +124,59 @@ def consequences(state: ClusterState, event: AnyEvent) -> list[AnyEvent]:
     return found
 
 
+def _touched(state: ClusterState, event: AnyEvent) -> set[JobId]:
+    """The jobs whose dependencies an event may have made impossible."""
+    if isinstance(event, JobsSubmitted):
+        return {id_ for id_ in state.members(event.id) if id_ in state.unmet}
+    if isinstance(event, JobRequeued | JobReleased):
+        return {event.job}
+    if not isinstance(event, AttemptEnded | JobDropped | JobUpdated):
+        return set()
+    job = state.jobs[event.job]
+    found = {job.id}
+    for parent in (job.id, job.array, singleton_key(job)):
+        found |= state.children.get(parent, set())
+    return found
+
+
 def _dead_parent(state: ClusterState, id_: JobId) -> str:
     terms = state.jobs[id_].spec.dependencies.terms
     return ", ".join(f"{term.kind.value}:{term.job}" for term in terms if term.job) or "other jobs"
 
 
+def _skip_ids(state: ClusterState, request: SkipIds, now: Stamp) -> Decision:
+    """A submit took one id and one entry, so that many ids may have been given out."""
+    return Decision([IdsSkipped(next_id=state.next_id + request.count)])
+
+
 def _tick(state: ClusterState, request: Tick, now: Stamp) -> Decision:
-    """Let the oldest ended jobs go when there are many; those that pending jobs depend on stay."""
+    """End back-offs that the wall clock has left behind, and let the oldest ended jobs go when there are many."""
+    return Decision([*_stranded(state, now), *_surplus(state)])
+
+
+def _stranded(state: ClusterState, now: Stamp) -> list[AnyEvent]:
+    """Jobs whose back-off is longer than any back-off: the wall clock was set back, and must not delay them."""
+    latest = now.wall_s + decide_attempts.LAST_BACK_OFF_S
+    return [
+        JobUpdated(job=id_, spec=state.jobs[id_].spec, by="gpuq")
+        for shape, queue in state.waiting.items()
+        if shape.not_before_at is not None and shape.not_before_at > latest
+        for id_ in queue
+        if shape.not_before_at != state.jobs[id_].spec.begin_at
+    ]
+
+
+def _surplus(state: ClusterState) -> list[AnyEvent]:
+    """The oldest ended jobs beyond those that are kept; the ones that pending jobs depend on stay."""
     surplus = len(state.ended) - KEEP_ENDED
-    if surplus <= 0:
-        return Decision([])
-    gone = []
+    gone: list[JobId] = []
     for id_ in state.ended:
         if surplus <= 0:
             break
         surplus -= 1
         if id_ not in state.children and state.jobs[id_].array not in state.children:
             gone.append(id_)
-    return Decision([JobsForgotten(jobs=tuple(gone))] if gone else [])
+    return [JobsForgotten(jobs=tuple(gone))] if gone else []
 
 
 _RULES: dict[type, Callable[[ClusterState, Any, Stamp], Any]] = {
@@ -161,5 +196,6 @@ _RULES: dict[type, Callable[[ClusterState, Any, Stamp], Any]] = {
     DrainNode: decide_nodes.drain,
     ResumeNode: decide_nodes.resume,
     DeclareDead: decide_nodes.declare_dead,
+    SkipIds: _skip_ids,
     Tick: _tick,
 }

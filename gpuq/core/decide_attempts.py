@@ -6,7 +6,7 @@ with nothing left alive, or a fence). "Cannot reach" is never "dead", so no rule
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gpuq.core import fit
 from gpuq.core.events import (
@@ -23,7 +23,7 @@ from gpuq.core.events import (
     StrayFound,
     StrayGone,
 )
-from gpuq.core.model import Attempt, Exit, Job, JobId, Stamp, StopKind
+from gpuq.core.model import Attempt, AttemptId, Exit, Hold, Job, NodeName, Stamp, StopKind, StopOrder
 from gpuq.core.requests import AttemptReport, Place
 from gpuq.core.state import ClusterState
 from gpuq.core.states import JobState as S
@@ -34,6 +34,7 @@ Found = tuple[list[AnyEvent], list[AnyAction], list[str]]
 FIRST_BACK_OFF_S = 1.0  # before a retry of a failed job; doubles with each failure
 LAST_BACK_OFF_S = 60.0
 ALIVE = ("starting", "running", "ending")
+_STOP_KINDS: Final[dict[str | None, StopKind]] = {kind.value: kind for kind in StopKind}
 
 
 def place(state: ClusterState, request: Place, now: Stamp) -> Found:
@@ -68,22 +69,43 @@ def report(state: ClusterState, request: AttemptReport, now: Stamp) -> Found:
 def _unknown(state: ClusterState, request: AttemptReport) -> Found:
     """An attempt no job owns: over (release it), given up (end it), or a stray of an older state (keep its GPUs)."""
     known = request.attempt in state.strays or request.attempt in state.given_up
+    fence = FenceAttempt(node=request.node, attempt=request.attempt)
+    if request.phase == "absent":
+        return [], [fence] if known else [], []  # without a directory only the fence proves that nothing lives
     if request.phase not in ALIVE:
         if known:
             return [StrayGone(attempt=request.attempt)], [], []
-        if request.phase == "absent":
-            return [], [], []  # there is nothing to release
         return [], [ReleaseAttempt(node=request.node, attempt=request.attempt)], []
-    if request.attempt in state.given_up:
-        stop = StopAttempt(
-            node=request.node, attempt=request.attempt, reason=StopKind.CANCEL.value, grace_s=0.0
-        )
-        return [], [stop], []
     if known:
         return [], [], []
     stray = StrayFound(attempt=request.attempt, node=request.node, job=request.job, gpus=request.gpus)
     note = f"attempt {request.attempt} (job {request.job}) runs on {request.node}, but no job here owns it"
-    return [stray], [], [note]
+    return [stray], [fence], [note]  # the answer to the fence tells whether this report was a late one
+
+
+def reminders(state: ClusterState, request: AttemptReport) -> list[AnyAction]:
+    """What a node that said hello must be told about an attempt, since orders may have been lost with the old link.
+
+    Only then: the agent answers every order with a report, so an order for every report would go on for ever.
+    """
+    id_ = state.attempts.get(request.attempt)
+    if id_ is None:
+        alive = request.attempt in state.given_up and request.phase in ALIVE
+        return [end_given_up(request.node, request.attempt)] if alive else []
+    job = state.jobs[id_]
+    attempt = job.attempt
+    if attempt is None or attempt.node != request.node:
+        return []
+    if attempt.stop is not None:
+        return [_stop_again(attempt, attempt.stop)] if request.phase in ALIVE else []
+    if request.phase in ("absent", "starting") and job.state is S.CONFIGURING:
+        return [StartAttempt(node=attempt.node, attempt=attempt.id, job=job.id)]
+    return []
+
+
+def end_given_up(node: NodeName, attempt: AttemptId) -> StopAttempt:
+    """The end of an attempt that was declared dead and may live after all."""
+    return StopAttempt(node=node, attempt=attempt, reason=StopKind.CANCEL.value, grace_s=0.0)
 
 
 def _started_event(job: Job, attempt: Attempt, request: AttemptReport) -> AttemptStarted:
@@ -99,21 +121,11 @@ def _running(job: Job, attempt: Attempt, request: AttemptReport) -> Found:
     events: list[AnyEvent] = []
     if job.state is S.CONFIGURING:
         events.append(_started_event(job, attempt, request))
-    return events, _repeat_stop(attempt), []
+    return events, [], []
 
 
-def _repeat_stop(attempt: Attempt) -> list[AnyAction]:
-    """A stop order may have been lost on the way; repeating it is harmless."""
-    if attempt.stop is None:
-        return []
-    return [
-        StopAttempt(
-            node=attempt.node,
-            attempt=attempt.id,
-            reason=attempt.stop.kind.value,
-            grace_s=attempt.stop.grace_s,
-        )
-    ]
+def _stop_again(attempt: Attempt, stop: StopOrder) -> StopAttempt:
+    return StopAttempt(node=attempt.node, attempt=attempt.id, reason=stop.kind.value, grace_s=stop.grace_s)
 
 
 def _ending(job: Job, attempt: Attempt, request: AttemptReport) -> Found:
@@ -126,10 +138,10 @@ def _ending(job: Job, attempt: Attempt, request: AttemptReport) -> Found:
 
 
 def _not_begun(job: Job, attempt: Attempt, request: AttemptReport) -> Found:
-    """`starting` or `absent`: begin it, fence it, or (when it had begun) find out that its evidence is gone."""
+    """`starting` or `absent`: fence what is not to begin, or had begun and has lost its evidence."""
     if attempt.stop is not None or job.state is not S.CONFIGURING:
         return [], [FenceAttempt(node=attempt.node, attempt=attempt.id)], []
-    return [], [StartAttempt(node=attempt.node, attempt=attempt.id, job=job.id)], []
+    return [], [], []
 
 
 # --- the end of an attempt ------------------------------------------------------------------------------
@@ -148,9 +160,12 @@ class _End(NamedTuple):
 def _ended(job: Job, attempt: Attempt, request: AttemptReport, now: Stamp) -> AttemptEnded:
     end = _end_of(job, attempt, request)
     state, not_before_at = end.state, None
-    if end.again:
+    stop = attempt.stop
+    asked_again = stop is not None and stop.kind is StopKind.REQUEUE  # however it ended
+    cancelled = stop is not None and stop.kind is StopKind.CANCEL
+    if end.again or asked_again:
         state = S.PENDING
-    elif end.failed and job.failures < job.spec.retries:
+    elif end.failed and not cancelled and job.failures < job.spec.retries:
         state = S.PENDING
         not_before_at = now.wall_s + min(LAST_BACK_OFF_S, FIRST_BACK_OFF_S * 2**job.failures)
     return AttemptEnded(
@@ -161,8 +176,9 @@ def _ended(job: Job, attempt: Attempt, request: AttemptReport, now: Stamp) -> At
         exit=request.exit or Exit(error=end.message),
         ended_at=request.ended_at or now.wall_s,
         message=end.message,
-        failed=end.failed,
+        failed=end.failed and not asked_again,
         not_before_at=not_before_at,
+        held=Hold.USER if asked_again and stop is not None and stop.hold else None,
     )
 
 
@@ -176,10 +192,8 @@ def _end_of(job: Job, attempt: Attempt, request: AttemptReport) -> _End:
         return _End(S.TIMEOUT, Reason.TIME_LIMIT, "it reached its time limit")
     if request.reason == "out_of_memory":
         return _End(S.OUT_OF_MEMORY, Reason.OUT_OF_MEMORY, "it went over its memory limit", failed=True)
-    if request.reason is not None and stop is not None:
-        return _stopped(job, stop.kind, stop.by)
-    if request.reason is not None:
-        return _stopped(job, StopKind(request.reason), "gpuq")
+    if request.reason in _STOP_KINDS:
+        return _stopped(job, stop.kind, stop.by) if stop else _stopped(job, _STOP_KINDS[request.reason], "gpuq")
     error = request.exit.error if request.exit else None
     if request.status == "not_started":
         return _End(S.FAILED, Reason.LAUNCH_FAILED, error or "it could not be started", failed=True)
@@ -233,13 +247,17 @@ def give_up(job: Job, by: str, now: Stamp) -> AttemptEnded:
     """The end of an attempt whose node was declared dead."""
     assert job.attempt is not None
     message = f"node {job.attempt.node} was declared dead by {by}; its exit code is unknown"
-    again = job.spec.requeue and not (job.attempt.stop and job.attempt.stop.kind is StopKind.CANCEL)
+    stop = job.attempt.stop
+    asked_again = stop is not None and stop.kind is StopKind.REQUEUE
+    cancelled = stop is not None and stop.kind is StopKind.CANCEL
+    again = asked_again or (job.spec.requeue and not cancelled)
     return AttemptEnded(
-        job=JobId(job.id),
+        job=job.id,
         attempt=job.attempt.id,
         state=S.PENDING if again else S.NODE_FAIL,
         reason=Reason.NODE_DECLARED_DEAD,
         exit=Exit(error=message),
         ended_at=now.wall_s,
         message=message,
+        held=Hold.USER if asked_again and stop is not None and stop.hold else None,
     )

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuq.core import fit
-from gpuq.core.dependencies import Verdict, without_settled
+from gpuq.core.dependencies import Verdict, singleton_key, verdict, without_settled
 from gpuq.core.events import (
     AnyAction,
     AnyEvent,
@@ -28,7 +28,6 @@ from gpuq.core.events import (
     StopOrdered,
 )
 from gpuq.core.model import (
-    Dependencies,
     DependencyKind,
     Hold,
     Job,
@@ -137,10 +136,9 @@ def _dead_on_arrival(spec: JobSpec, id_: JobId, tasks: tuple[int, ...]) -> list[
 def cancel(state: ClusterState, request: Cancel, now: Stamp) -> Found:
     """Waiting jobs end at once, running ones are told to; a job that is being ended for a retry ends for good."""
     events: list[AnyEvent] = []
-    reason = Reason.CANCELLED_BY_ADMIN
     for job in _mine(state, request.jobs, request.by):
-        if job.owner.uid == request.by.uid:
-            reason = Reason.CANCELLED_BY_USER
+        own = job.owner.uid == request.by.uid
+        reason = Reason.CANCELLED_BY_USER if own else Reason.CANCELLED_BY_ADMIN
         if job.state is S.PENDING:
             events.append(
                 JobDropped(job=job.id, state=S.CANCELLED, reason=reason, message=f"cancelled by {request.by.name}")
@@ -151,12 +149,13 @@ def cancel(state: ClusterState, request: Cancel, now: Stamp) -> Found:
     return events, [], []
 
 
-def _stop(job: Job, kind: StopKind, by: str, now: Stamp, grace_s: float) -> list[AnyEvent]:
+def _stop(job: Job, kind: StopKind, by: str, now: Stamp, grace_s: float, hold: bool = False) -> list[AnyEvent]:
     attempt = job.attempt
     assert attempt is not None
-    if attempt.stop is not None and attempt.stop.kind in (kind, StopKind.CANCEL) and attempt.stop.grace_s <= grace_s:
+    known = attempt.stop
+    if known is not None and known.kind in (kind, StopKind.CANCEL) and known.grace_s <= grace_s and known.hold == hold:
         return []
-    order = StopOrder(kind=kind, by=by, at=now.wall_s, grace_s=grace_s)
+    order = StopOrder(kind=kind, by=by, at=now.wall_s, grace_s=grace_s, hold=hold)
     return [StopOrdered(job=job.id, attempt=attempt.id, stop=order)]
 
 
@@ -195,7 +194,7 @@ def release(state: ClusterState, request: ReleaseJobs, now: Stamp) -> Found:
             raise Refused(f"Job {job.id} is {job.state.value}: only a held job can be released.")
         if job.held is Hold.ADMIN and not request.by.is_admin:
             raise Forbidden(f"Job {job.id} is held by an administrator.", "Ask them to release it.")
-        if job.held is Hold.DEPENDENCY:
+        if job.held is Hold.DEPENDENCY and verdict(state, job) is Verdict.NEVER:
             raise Refused(
                 f"Job {job.id} is held because its dependency can never be satisfied.",
                 f"Drop the dependency first: gpuq update {job.id} dependency=",
@@ -216,7 +215,7 @@ def requeue(state: ClusterState, request: Requeue, now: Stamp) -> Found:
         elif job.attempt is not None and job.attempt.stop is not None and job.attempt.stop.kind is StopKind.CANCEL:
             raise Refused(f"Job {job.id} is being cancelled.", "Requeue it when it has ended.")
         else:
-            events.extend(_stop(job, StopKind.REQUEUE, request.by.name, now, job.spec.grace_s))
+            events.extend(_stop(job, StopKind.REQUEUE, request.by.name, now, job.spec.grace_s, request.hold))
     return events, [], []
 
 
@@ -265,32 +264,49 @@ def _changed(spec: JobSpec, changes: dict[str, Any]) -> JobSpec:
 
 
 def _check_changed(state: ClusterState, job: Job, spec: JobSpec) -> None:
-    for term in spec.dependencies.terms:
+    terms = spec.dependencies.terms if spec.dependencies != job.spec.dependencies else ()
+    for term in terms:
         if term.kind is not DependencyKind.SINGLETON and not state.members(term.job):
             raise NotFound(f"The dependency names job {term.job}, which does not exist.")
         if term.job in (job.id, job.array):
             raise Refused(f"Job {job.id} cannot depend on itself.")
-    if _depends_on(state, spec.dependencies, job):
+    if (spec.dependencies, spec.name) != (job.spec.dependencies, job.spec.name) and _waits_for_itself(
+        state, replace(job, spec=spec)
+    ):
         raise Refused(f"Job {job.id} would wait for itself through its dependencies.")
     refusal = fit.never(state, spec)
     if refusal is not None:
         raise Refused(refusal.message, refusal.hint)
 
 
-def _depends_on(state: ClusterState, dependencies: Dependencies, target: Job) -> bool:
-    """Whether following the dependencies leads to the target."""
+def _waits_for_itself(state: ClusterState, changed: Job) -> bool:
+    """Whether following the dependencies of a changed pending job leads back to it."""
+    jobs = {**state.jobs, changed.id: changed}
     seen: set[JobId] = set()
-    pending = [term.job for term in dependencies.terms if term.job]
+    pending = _waited_for(jobs, changed)
     while pending:
         id_ = pending.pop()
-        if id_ in seen:
-            continue
-        seen.add(id_)
-        if id_ in (target.id, target.array):
+        if id_ in (changed.id, changed.array):
             return True
-        for member in state.members(id_):
-            pending.extend(term.job for term in state.jobs[member].spec.dependencies.terms if term.job)
+        if id_ not in seen:
+            seen.add(id_)
+            for member in state.members(id_):
+                pending.extend(_waited_for(jobs, jobs[member]))
     return False
+
+
+def _waited_for(jobs: dict[JobId, Job], job: Job) -> list[JobId]:
+    """The jobs or arrays that must end, or at least start, before this one."""
+    terms = job.spec.dependencies.terms
+    found = [term.job for term in terms if term.job]
+    if any(term.kind is DependencyKind.SINGLETON for term in terms):
+        key = singleton_key(job)
+        found.extend(
+            other.id
+            for other in jobs.values()
+            if other.order < job.order and not other.state.is_final and singleton_key(other) == key
+        )
+    return found
 
 
 def prune(state: ClusterState, request: Prune, now: Stamp) -> Found:

@@ -12,6 +12,7 @@ from gpuq.core import decide_attempts
 from gpuq.core.events import (
     AnyAction,
     AnyEvent,
+    AttemptEnding,
     FenceAttempt,
     GpusChanged,
     NodeChanged,
@@ -30,6 +31,7 @@ from gpuq.core.requests import (
     ResumeNode,
 )
 from gpuq.core.state import ClusterState
+from gpuq.core.states import JobState
 from gpuq.errors import Forbidden, NotFound, Refused
 
 Found = tuple[list[AnyEvent], list[AnyAction], list[str]]
@@ -56,15 +58,28 @@ def ready(state: ClusterState, request: NodeReady, now: Stamp) -> Found:
             absent = AttemptReport(node=node.name, attempt=job.attempt.id, phase="absent")
             reported[job.attempt.id] = absent
             if new_spool:
+                events.extend(_evidence_lost(job))
                 actions.append(FenceAttempt(node=node.name, attempt=job.attempt.id))
                 reported.pop(job.attempt.id)
                 notes.append(_evidence_note(job, node.name, rebooted))
+    for attempt, stray in state.strays.items():
+        if stray.node == node.name and attempt not in reported:
+            reported[attempt] = AttemptReport(node=node.name, attempt=attempt, phase="absent")
     for report in reported.values():
         more_events, more_actions, more_notes = decide_attempts.report(state, report, now)
         events.extend(more_events)
         actions.extend(more_actions)
+        actions.extend(decide_attempts.reminders(state, report))
         notes.extend(more_notes)
     return events, actions, notes
+
+
+def _evidence_lost(job: Job) -> list[AnyEvent]:
+    """Mark an attempt whose spool is gone as begun, so that its fence is never taken for proof that it was not."""
+    assert job.attempt is not None
+    if job.state is JobState.COMPLETING:
+        return []
+    return [AttemptEnding(job=job.id, attempt=job.attempt.id)]
 
 
 def _evidence_note(job: Job, node: NodeName, rebooted: bool) -> str:
@@ -88,11 +103,15 @@ def _with_missing(state: ClusterState, known: Node, seen: tuple[Gpu, ...]) -> tu
 
 
 def reached(state: ClusterState, request: NodeReached, now: Stamp) -> Found:
-    """The link changed. What runs there stays as it is."""
+    """The link changed. What runs there stays as it is, except for attempts given up meanwhile."""
     node = state.nodes.get(request.node)
     if node is None or node.reach is request.reach:
         return [], [], []
-    return [ReachChanged(node=request.node, reach=request.reach)], [], []
+    actions: list[AnyAction] = []
+    if request.reach is Reach.UP:
+        given_up = (attempt for attempt, name in state.given_up.items() if name == node.name)
+        actions.extend(decide_attempts.end_given_up(node.name, attempt) for attempt in given_up)
+    return [ReachChanged(node=request.node, reach=request.reach)], actions, []
 
 
 def gpus_seen(state: ClusterState, request: GpusSeen, now: Stamp) -> Found:

@@ -1,7 +1,8 @@
 """When the dependencies of a pending job hold, may still hold, or never can. Imports model and states.
 
 One thing to know: a dependency on a job that has left the state is settled at submission (only its final state
-matters then), and a parent cannot leave the state while a pending job depends on it.
+matters then), and a parent cannot leave the state while a pending job depends on it. It may leave once the job was
+placed: then the dependency did hold, and holds for a further attempt.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _term(state: ClusterState, job: Job, term: Dependency) -> Verdict:
         target = JobId(f"{term.job}_{job.task}")
     members = state.members(target)
     if not members:
-        return Verdict.NEVER
+        return Verdict.NEVER if job.attempt is None else Verdict.MET
     return _all_of(term.kind, (state.jobs[id_].state for id_ in members))
 
 

@@ -43,6 +43,12 @@ class JobsSubmitted(Event, frozen=True, kw_only=True):
     held: Hold | None = None
 
 
+class IdsSkipped(Event, frozen=True, kw_only=True):
+    """The next job gets at least this id."""
+
+    next_id: int
+
+
 class JobPlaced(Event, frozen=True, kw_only=True):
     """An attempt owns its GPUs from now on and is to be started."""
 
@@ -196,7 +202,7 @@ class NodeResumed(Event, frozen=True, kw_only=True):
 
 
 AnyEvent = Union[
-    JobsSubmitted, JobPlaced, AttemptStarted, StopOrdered, AttemptEnding, AttemptEnded, JobDropped, JobHeld,
+    JobsSubmitted, IdsSkipped, JobPlaced, AttemptStarted, StopOrdered, AttemptEnding, AttemptEnded, JobDropped, JobHeld,
     JobReleased, JobRequeued, JobUpdated, JobSignalled, JobsForgotten, NodeChanged, ReachChanged, GpusChanged,
     NodeDrained, NodeResumed, StrayFound, StrayGone,
 ]  # fmt: skip

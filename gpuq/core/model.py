@@ -163,6 +163,7 @@ class StopOrder(Record, frozen=True, kw_only=True):
     by: str  # user name, or "gpuq"
     at: float
     grace_s: float
+    hold: bool = False  # requeue only: the job is to wait until it is released
 
 
 class Placement(Record, frozen=True, kw_only=True):

@@ -162,11 +162,17 @@ class Place(Request, frozen=True, kw_only=True):
     attempt: AttemptId  # a fresh random id
 
 
+class SkipIds(Request, frozen=True, kw_only=True):
+    """Entries of the journal were lost: give out no id that they may have given out already."""
+
+    count: int
+
+
 class Tick(Request, frozen=True, kw_only=True):
     """Time passed: begin times, back-offs, deadlines, dependencies, forgetting of old jobs."""
 
 
 AnyRequest = Union[
     Submit, Cancel, HoldJobs, ReleaseJobs, Requeue, Update, Signal, Prune, DrainNode, ResumeNode, DeclareDead,
-    NodeReady, NodeReached, GpusSeen, AttemptReport, Place, Tick,
+    NodeReady, NodeReached, GpusSeen, AttemptReport, Place, SkipIds, Tick,
 ]  # fmt: skip

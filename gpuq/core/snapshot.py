@@ -82,7 +82,5 @@ def from_bytes(data: bytes) -> ClusterState:
         state.index(job)
     state.ended = dict.fromkeys(document.ended)
     for id_, row in document.strays.items():
-        state.strays[id_] = Stray(row.node, row.job, row.gpus)
-        for uuid in row.gpus:
-            state.owners.setdefault(uuid, id_)
+        state.add_stray(id_, Stray(row.node, row.job, row.gpus))
     return state

@@ -122,10 +122,23 @@ class ClusterState:
         else:
             assert job.attempt is not None
             self.attempts.pop(job.attempt.id, None)
-            for uuid in job.attempt.gpus:
-                if self.owners.get(uuid) == job.attempt.id:
-                    del self.owners[uuid]
+            self.free(job.attempt.id, job.attempt.gpus)
             self._count(job, -1)
+
+    def add_stray(self, attempt: AttemptId, stray: Stray) -> None:
+        """Keep GPUs for an attempt without a job; a GPU that has an owner stays with it for now."""
+        self.strays[attempt] = stray
+        for uuid in stray.gpus:
+            self.owners.setdefault(uuid, attempt)
+
+    def free(self, attempt: AttemptId, gpus: tuple[GpuUuid, ...]) -> None:
+        """Take GPUs away from an attempt; a stray that lives on one of them is its next owner."""
+        for uuid in gpus:
+            if self.owners.get(uuid) == attempt:
+                del self.owners[uuid]
+                for other, stray in self.strays.items():
+                    if uuid in stray.gpus:
+                        self.owners.setdefault(uuid, other)
 
     def _count(self, job: Job, sign: int) -> None:
         assert job.attempt is not None
@@ -208,8 +221,13 @@ def check_invariants(state: ClusterState) -> None:
     for name in ("used_cpus", "used_memory_mib", "array_active"):
         kept, computed = getattr(state, name), getattr(fresh, name)
         _same(name, {k: v for k, v in kept.items() if v}, {k: v for k, v in computed.items() if v})
+    limits: dict[JobId, int] = {}  # tasks of one array may have been given limits of their own
     for job in state.jobs.values():
         _check_job(state, job)
+        limits[job.array] = max(limits.get(job.array, 0), job.spec.array_limit)
+    for array, limit in limits.items():
+        if state.array_active.get(array, 0) > limit > 0:
+            raise InvariantBroken(f"array {array} runs more than {limit} tasks at once")
 
 
 def _ordered(state: ClusterState) -> dict[Shape, list[JobId]]:
@@ -242,6 +260,3 @@ def _check_job(state: ClusterState, job: Job) -> None:
         raise InvariantBroken(f"job {job.id} does not hold the {job.spec.resources.gpus} GPUs it asked for")
     if job.state.is_final and job.ended_at is None:
         raise InvariantBroken(f"job {job.id} is {job.state.value} without an end time")
-    limit = job.spec.array_limit
-    if limit and state.array_active.get(job.array, 0) > limit:
-        raise InvariantBroken(f"array {job.array} runs more than {limit} tasks at once")

@@ -11,7 +11,7 @@ from gpuq.errors import GpuqError
 def main() -> int:
     """Exit code of the daemon."""
     try:
-        return run(foreground=False)
+        return run(foreground=False, allow_rollback="--allow-rollback" in sys.argv[1:])
     except GpuqError as error:
         print(error.message, error.hint or "", file=sys.stderr)  # noqa: T201  (read by whoever started it)
         return error.exit_code

@@ -94,22 +94,26 @@ def with_use_of(known: Iterable[Gpu], seen: Iterable[Gpu]) -> tuple[Gpu, ...]:
 
 
 def with_samples(gpus: Iterable[Gpu], samples: Iterable[Frame], ignore: Iterable[str]) -> tuple[Gpu, ...]:
-    """The GPUs with the foreign processes that the samples show; `ignore` names programs that do not count."""
+    """The GPUs with the foreign use that the samples show; `ignore` names programs that do not count."""
     ignored = set(ignore)
     by_uuid = {sample.get("uuid"): sample for sample in samples}
-    found = []
-    for gpu in gpus:
-        sample = by_uuid.get(gpu.uuid)
-        if sample is None or sample.get("foreign") is None:
-            found.append(gpu)
-            continue
-        foreign = _foreign(sample, ignored) if sample["foreign"] else ()
-        found.append(replace(gpu, seen=True, foreign=foreign))
-    return tuple(found)
+    return tuple(_with_sample(gpu, by_uuid[gpu.uuid], ignored) if gpu.uuid in by_uuid else gpu for gpu in gpus)
 
 
-def _foreign(sample: Frame, ignored: set[str]) -> tuple[Foreign, ...]:
-    strangers = (process for process in sample.get("processes") or () if not process.get("attempt"))
+def _with_sample(gpu: Gpu, sample: Frame, ignored: set[str]) -> Gpu:
+    """A GPU whose processes cannot be listed is unknown again, and a stranger of unknown size counts as foreign."""
+    processes, foreign = sample.get("processes"), sample.get("foreign")
+    if processes is None and foreign is None:
+        return replace(gpu, seen=False, foreign=())
+    if foreign is False:
+        return replace(gpu, seen=True, foreign=())
+    unsized_only = foreign is None
+    return replace(gpu, seen=True, foreign=_foreign(processes or (), ignored, unsized_only))
+
+
+def _foreign(processes: Iterable[Frame], ignored: set[str], unsized_only: bool) -> tuple[Foreign, ...]:
+    """The strangers that count; with `unsized_only` those whose memory nobody knows."""
+    strangers = (process for process in processes if not process.get("attempt"))
     return tuple(
         Foreign(
             pid=int(process.get("pid") or 0),
@@ -119,6 +123,7 @@ def _foreign(sample: Frame, ignored: set[str]) -> tuple[Foreign, ...]:
         )
         for process in sorted(strangers, key=lambda process: process.get("pid") or 0)
         if process.get("name") not in ignored
+        and not (unsized_only and (process.get("memory_mib") is not None or process.get("kind") == "graphics"))
     )
 
 

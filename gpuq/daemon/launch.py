@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from gpuq.core.model import GpuUuid, Job, Node, Visible
 
-_OWN = ("GPUQ_JOB_", "GPUQ_ARRAY_", "GPUQ_GPUS", "GPUQ_NODENAME", "GPUQ_RESTART_COUNT", "GPUQ_CHECKPOINT_DIR")
+_OWN = ("GPUQ_JOB_", "GPUQ_ARRAY_", "GPUQ_GPUS", "GPUQ_NODENAME", "GPUQ_RESTART_COUNT", "GPUQ_CHECKPOINT_DIR",
+        "GPUQ_SUBMIT_DIR")  # fmt: skip
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -129,6 +130,7 @@ def _gpuq_variables(job: Job, node: Node, places: Places) -> dict[str, str]:
         "GPUQ_JOB_NAME": spec.name,
         "GPUQ_GPUS": ",".join(attempt.gpus),
         "GPUQ_NODENAME": node.name,
+        "GPUQ_SUBMIT_DIR": spec.cwd,
         "GPUQ_RESTART_COUNT": str(job.restarts),
         "GPUQ_CHECKPOINT_DIR": str(checkpoint_directory(job, places)),
     }

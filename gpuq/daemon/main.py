@@ -22,7 +22,7 @@ from typing import Any
 
 from gpuq.config import Config, NodeConfig, Paths, find_paths, load
 from gpuq.core.model import BlobId, Job, NodeName
-from gpuq.core.requests import Tick
+from gpuq.core.requests import SkipIds, Tick
 from gpuq.daemon import launch
 from gpuq.daemon.api import Api, Callers, bind_socket
 from gpuq.daemon.connection import AgentConfig, Connection
@@ -43,6 +43,7 @@ log = logging.getLogger("gpuq.main")
 
 LOCAL = NodeName("local")
 TICK_EVERY_S = 1.0
+IDS_SKIPPED = 100_000  # when nobody knows how many entries a rollback lost
 UPKEEP_EVERY_S = 3600.0
 MEND_EVERY_S = 5.0
 START_WITHIN_S = 30.0
@@ -52,13 +53,16 @@ POLL_S = 0.01
 # --- running --------------------------------------------------------------------------------------------
 
 
-def run(*, foreground: bool = True) -> int:
-    """Serve until told to stop; returns the exit code. Raises GpuqError when it cannot start."""
+def run(*, foreground: bool = True, allow_rollback: bool = False) -> int:
+    """Serve until told to stop; returns the exit code. Raises GpuqError when it cannot start.
+
+    allow_rollback: go on although acknowledged entries of the journal are missing (a backup was put back).
+    """
     config, paths = load()
     os.umask(0o077)
     home = Path(paths.home)
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    journal = Journal.open(home, allow_rollback=os.environ.get("GPUQ_ALLOW_ROLLBACK") == "1")
+    journal = Journal.open(home, allow_rollback=allow_rollback)
     open_log(home / "daemon.log", config.daemon.log_level, foreground)
     try:
         asyncio.run(_serve(config, paths, home, journal))
@@ -86,6 +90,8 @@ async def _serve(config: Config, paths: Paths, home: Path, journal: Journal) -> 
     log.info("serving %s with %d jobs", paths.socket, len(loop.state.jobs))
     writer = asyncio.create_task(loop.run())
     background = [writer, *map(asyncio.create_task, _chores(desk, journal, config.prune.forget_after_s))]
+    if journal.lost_entries != 0:
+        loop.ask_later(SkipIds(count=journal.lost_entries or IDS_SKIPPED))
     desk.fleet.start()
     await api.start(listener)
     try:
@@ -207,24 +213,24 @@ def _blobs_of(job: Job) -> list[BlobId]:
 
 
 async def _mend(journal: Journal) -> None:
-    """While the disk is nearly full: look whether there is room for the reserve again."""
+    """While the disk is nearly full or failing: look whether writing works and there is room for the reserve."""
     while True:
         await asyncio.sleep(MEND_EVERY_S)
-        if journal.low_space and journal.probe():
-            log.warning("there is room on the disk again: new work is taken")
+        if (journal.low_space or journal.problem) and journal.probe():
+            log.warning("the journal can be written again: new work is taken")
 
 
 # --- starting in the background -------------------------------------------------------------------------
 
 
-def start_in_background(home: str | None = None) -> None:
+def start_in_background(home: str | None = None, *, allow_rollback: bool = False) -> None:
     """Start a daemon of its own session and return when it answers; raises GpuqError with its last words."""
     paths = find_paths()
     Path(paths.home).mkdir(mode=0o700, parents=True, exist_ok=True)
     words = Path(paths.home) / "daemon.out"
     with open(words, "wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gpuq.daemon"],
+            [sys.executable, "-m", "gpuq.daemon", *(["--allow-rollback"] if allow_rollback else [])],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

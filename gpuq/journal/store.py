@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import gpuq
 from gpuq.core.events import AnyEvent
@@ -33,6 +33,7 @@ from gpuq.journal.schema import set_meta
 
 T = TypeVar("T")
 
+READ_AT_ONCE: Final = 1000  # entries, so that a long replay never holds all rows in memory
 EVENT_DAYS: Final = 30  # how long entries that a snapshot covers are kept for `events`
 _NO_BLOBS: Final[Mapping[BlobId, bytes]] = MappingProxyType({})
 _PUT_EVENT: Final = "INSERT INTO event (seq, wall_s, steady_s, v, job, body, crc) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -110,29 +111,27 @@ class Journal:
         """
         row = self._reading(lambda: newest_snapshot(self._connection))
         if row is None:
-            return None, self._entries_after(0)
+            return None, self._entries(0, self.last_seq)
         seq, state, _ = row
-        return state, self._entries_after(seq)
+        return state, self._entries(seq, self.last_seq)
 
-    def _entries_after(self, seq: int) -> Iterator[Entry]:
-        last = self.last_seq
-        for row in self._read(_GET_EVENTS + " ORDER BY seq", {"since": seq}):
-            seq += 1
-            if row[0] != seq:
-                break
-            yield entry_of(EventRow(*row))
-        else:
-            if seq == last:
-                return
-            seq += 1
-        raise JournalBroken(f"Entry {seq} of the journal is missing (it ends at {last}).", DAMAGE_HINT)
+    def _entries(self, seq: int, last: int) -> Iterator[Entry]:
+        """The entries after `seq` up to `last`."""
+        while seq < last:
+            limit = min(READ_AT_ONCE, last - seq)
+            rows = self._rows(_GET_EVENTS + " ORDER BY seq LIMIT :limit", {"since": seq, "limit": limit})
+            for row in rows or [(0,)]:
+                seq += 1
+                if row[0] != seq:
+                    raise JournalBroken(f"Entry {seq} of the journal is missing (it ends at {last}).", DAMAGE_HINT)
+                yield entry_of(EventRow(*row))
 
     def events(self, since: int = 0, job: str | None = None, limit: int | None = None) -> list[Entry]:
         """Up to `limit` entries after `since`, oldest first: all, or of a job, an array, or a task with its submit."""
         text = _GET_EVENTS + (_OF_JOB if job is not None else "") + " ORDER BY seq LIMIT :limit"
         array = job.partition("_")[0] if job is not None else None
         values = {"since": since, "job": job, "array": array, "limit": -1 if limit is None else limit}
-        return [entry_of(EventRow(*row)) for row in self._read(text, values)]
+        return [entry_of(EventRow(*row)) for row in self._rows(text, values)]
 
     def blob(self, id_: BlobId) -> bytes:
         """The content of a blob; raises JournalError when it is missing or damaged."""
@@ -320,8 +319,8 @@ class Journal:
         if not self._is_signed:
             set_meta(self._connection, "gpuq", gpuq.__version__)
 
-    def _read(self, text: str, values: Mapping[str, object] = MappingProxyType({})) -> sqlite3.Cursor:
-        return self._reading(lambda: self._connection.execute(text, dict(values)))
+    def _rows(self, text: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
+        return self._reading(lambda: self._connection.execute(text, values).fetchall())
 
     def _reading(self, read: Callable[[], T]) -> T:
         try:

@@ -25,8 +25,7 @@ def start_agent(tmp_path: Path) -> Iterator[Callable[..., AgentDriver]]:
 
     yield start
     for agent in agents:
-        if agent.process.returncode is None:
-            agent.close()
+        agent.close()
     if agents:
         agents[-1].clean()
 

@@ -18,6 +18,7 @@ from typing import Any, Union
 
 AGENT = Path(__file__).resolve().parents[2] / "gpuq" / "agent" / "__main__.py"
 DEADLINE_S = 20.0
+CGROUPS = Path("/sys/fs/cgroup")
 Frame = dict[str, Any]
 
 
@@ -215,6 +216,10 @@ class AgentDriver:
                 sweeper = AgentDriver(self.spool)
                 sweeper.phase_at_start(claim.parent.name, "lost")
                 sweeper.close()
+        if (self.spool / "id").exists():
+            name = "gpuq-" + (self.spool / "id").read_text()[:8]
+            for top in [*CGROUPS.glob(f"*/{name}"), *CGROUPS.glob(f"*/*/*/{name}")]:
+                top.rmdir()
 
 
 class Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def gone(pids: list[int]) -> bool:
 def test_cancel_ends_the_whole_tree(leveled: AgentDriver) -> None:
     """Cancel reaches background children, a session of its own and a double fork; the record has the reason."""
     run = leveled.start(
-        "sleep 301 & echo $!; setsid sleep 302 & (setsid sh -c 'sleep 303 & echo $!'); echo $$; echo $(pgrep -n -f 'sleep 302'); wait"
+        "sleep 301 & echo $!; setsid sleep 302 & echo $!; (setsid sh -c 'sleep 303 & echo $!'); echo $$; wait"
     )
     pids = run.pids(4)
     run.stop(grace_s=5)
@@ -175,9 +176,7 @@ def test_warning_signal(agent: AgentDriver, everyone: bool) -> None:
         "trap 'echo first' USR1; (trap 'echo second; exit' USR1; while :; do sleep 0.05; done) & "
         "for i in $(seq 300); do sleep 0.05; done"
     )
-    run = agent.start(
-        text, time_limit_s=1.5, warn_signal=int(signal.SIGUSR1), warn_before_s=0.9, warn_all=everyone
-    )
+    run = agent.start(text, time_limit_s=1.5, warn_signal=int(signal.SIGUSR1), warn_before_s=0.9, warn_all=everyone)
     record = run.ended()
     assert record["reason"] == "timeout"
     words = run.output().split()
@@ -187,7 +186,9 @@ def test_warning_signal(agent: AgentDriver, everyone: bool) -> None:
 
 def test_signal_reaches_every_process(agent: AgentDriver) -> None:
     """`signal` is delivered to the first process and to its children."""
-    text = "trap 'echo got' USR2; (trap 'echo got; exit' USR2; echo $BASHPID; while :; do sleep 0.05; done) & wait; wait"
+    text = (
+        "trap 'echo got' USR2; (trap 'echo got; exit' USR2; echo $BASHPID; while :; do sleep 0.05; done) & wait; wait"
+    )
     run = agent.start(text)
     run.pids(1)
     agent.send(type="signal", attempt=run.attempt, signal=int(signal.SIGUSR2))
@@ -245,6 +246,35 @@ def test_log_cap_keeps_head_and_tail(agent: AgentDriver) -> None:
     assert data.endswith(b"x" * 600_000 + b"TAIL\n")
     assert path.stat().st_blocks * 512 <= limit + 16384
     assert data.count(0) == record["log_dropped_bytes"] >= 7_000_000
+
+
+def test_full_disk(tmp_path: Path, start_agent: object) -> None:
+    """On a full spool a job can be cancelled, its exit record is written, and new work is refused with the reason."""
+    assert callable(start_agent)
+    place = tmp_path / "spool"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k,mode=0700", "gpuq-test", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("mounting a tmpfs is not allowed here")
+    try:
+        driver: AgentDriver = start_agent()
+        run = driver.start(
+            f"trap 'exit 13' TERM; head -c 1m /dev/zero > {place}/fill; echo $$; while :; do sleep 0.1; done"
+        )
+        run.pids(1)
+        refused = driver.start("true").ended()
+        assert refused["status"] == "not_started"
+        assert "space" in refused["error"]
+        run.stop(grace_s=5)
+        record = run.ended()
+        assert (record["exit_code"], record["reason"]) == (13, "cancel")
+        (place / "fill").unlink()
+        assert driver.start("exit 2").ended()["exit_code"] == 2
+        driver.close()
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_terminated_shim_goes_on(agent: AgentDriver) -> None:

@@ -319,13 +319,14 @@ def test_lost_gpu_in_mid_run_leaves_the_others(machine: Machine) -> None:
     """GPU_IS_LOST makes a GPU lost at once, with nulls for samples; the others go on."""
     uuids = [machine.nvml.add_gpu() for _ in range(3)]
     child = machine.vendor()
-    assert set(healths(child.tell("refresh", "sample")).values()) == {"ok"}
+    assert set(healths(child.tell("refresh", "sample processes")).values()) == {"ok"}
     machine.nvml.set_gpu(1, lost=1)
     answer = child.tell("sample")
     assert healths(answer) == {uuids[0]: "ok", uuids[1]: "lost", uuids[2]: "ok"}
     lost = answer["gpus"][1]
     assert (lost["usable"], lost["name"]) == (False, "NVIDIA A100-SXM4-80GB")
     assert "lost" in lost["reason"]
+    assert answer["samples"][1]["processes"] is None
     samples = child.tell("sample")["samples"]
     assert [sample["temperature_c"] for sample in samples] == [34, None, 34]
     assert samples[1]["processes"] is None
@@ -438,7 +439,7 @@ def test_known_gpu_missing_at_start_is_lost(machine: Machine) -> None:
 )
 def test_conditions(machine: Machine, fields: dict[str, int], health: str, usable: bool, word: str) -> None:
     """What the driver wants done about a GPU is shown; only what cannot wait takes it out of use."""
-    machine.nvml.add_gpu(**{**mock.A100, **fields})
+    machine.nvml.add_gpu(mock.A100, **fields)
     gpu = machine.vendor().tell("refresh")["gpus"][0]
     assert (gpu["health"], gpu["usable"]) == (health, usable)
     assert word in gpu["reason"]

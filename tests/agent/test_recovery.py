@@ -21,7 +21,7 @@ StartAgent = Callable[..., AgentDriver]
 def children(pid: int, word: str) -> list[int]:
     """Pids of a process's children whose command line has the word."""
     pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(item) for item in pids if word in Path(f"/proc/{item}/cmdline").read_text()]
+    return [int(item) for item in pids if word in Path(f"/proc/{item}/cmdline").read_text().split("\0")]
 
 
 def test_job_survives_the_agent(start_agent: StartAgent) -> None:
@@ -119,6 +119,29 @@ def test_stopped_shim_is_stalled_and_can_be_cancelled(leveled: AgentDriver) -> N
     assert not alive(pids[0])
     assert frame["phase"] == "ended"
     assert (frame["signal"], frame["reason"]) == (signal.SIGTERM, "cancel")
+
+
+def test_frozen_shim_cannot_keep_its_job_alive(agent: AgentDriver) -> None:
+    """A shim that cannot be woken up does not save its job from a stop: the agent kills it after the grace."""
+    group = Path(f"/sys/fs/cgroup/freezer/gpuq-test-{uuid.uuid4().hex[:8]}")
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no writable cgroup v1 freezer")
+    run = agent.start("echo $$; sleep 100")
+    pid, shim = run.pids(1)[0], agent.shim_pid(run.attempt)
+    (group / "cgroup.procs").write_text(str(shim))
+    (group / "freezer.state").write_text("FROZEN")
+    run.stop(grace_s=0.1)
+    try:
+        eventually(lambda: not alive(pid), "the job to be killed")
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+    agent.phase(run.attempt, "lost", "ended")
+    if alive(shim):
+        (group.parent / "cgroup.procs").write_text(str(shim))
+    eventually(lambda: not (group / "cgroup.procs").read_text(), "the group to empty")
+    group.rmdir()
 
 
 def test_start_is_idempotent(agent: AgentDriver, tmp_path: Path) -> None:
@@ -228,9 +251,7 @@ def test_starting_attempt_of_a_dead_agent_is_started_on_request(start_agent: Sta
     assert (tmp_path / "evidence").read_text() == "start\n"
 
 
-@pytest.mark.parametrize(
-    ("field", "rebooted"), [("boot_id", True), ("pid1_start_ticks", True), (None, False)], ids=str
-)
+@pytest.mark.parametrize(("field", "rebooted"), [("boot_id", True), ("pid1_start_ticks", True), (None, False)], ids=str)
 def test_verdict_after_reboot(tmp_path: Path, field: str | None, rebooted: bool) -> None:
     """A free lock is lost; it says rebooted if the boot or the first process differs from the claim's."""
     claim = {

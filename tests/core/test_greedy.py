@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuq.core import fit, greedy
+from gpuq.core.events import NodeChanged
 from gpuq.core.fit import Obstacle
 from gpuq.core.model import Job, JobId, NodeName
 from gpuq.core.plan import Plan, check_plan, snapshot
 from gpuq.core.problem import Problem
 from gpuq.core.state import ClusterState
 from gpuq.core.states import JobState
-from tests.builders import WALL_S, cluster, gpu, job, node, place, remember, stamp, submit
+from tests.builders import WALL_S, cluster, gpu, job, node, place, remember, stamp, submit, tell
 
 
 def planned(state: ClusterState, at: float = 0.0, **options: Any) -> Plan:
@@ -110,7 +111,7 @@ def test_gpus_named_by_hand_are_waited_for() -> None:
 
 
 def test_a_gang_starting_now_is_well_connected() -> None:
-    """Of two NVLink pairs with one GPU each taken... the whole pair is given, not two halves."""
+    """One GPU of an NVLink pair is taken: the gang gets the whole pair, not two halves."""
     pairs = {0: 1, 1: 0, 2: 3, 3: 2}
     gpus = tuple(gpu("mill", i, "A100", peers=((f"GPU-mill-{pairs[i]}", "nvlink"),)) for i in range(4))
     state = cluster(node("mill", gpus=gpus))
@@ -194,10 +195,7 @@ def test_small_jobs_fill_the_time_before_a_reservation(small_s: float, fills: bo
 def test_a_reservation_holds_no_other_gpus_back() -> None:
     """The small job that may not delay the gang starts on another node."""
     state, gang, _small = reserved(5000.0)
-    from gpuq.core.events import NodeChanged
-    from tests.builders import tell
-
-    tell(state, NodeChanged(node=node("den", "V100")))
+    tell(state, NodeChanged(node=node("den", "A100")))
     plan = planned(state)
     assert list(started(plan).values()) == ["den"]
     assert plan.estimates[gang].start_s == 1000.0
@@ -214,6 +212,55 @@ def test_a_job_that_may_not_start_yet_holds_nothing_back() -> None:
     assert planned(state).estimates[begins].start_s >= 600.0
 
 
+def test_the_limit_of_an_array_keeps_no_fast_gpu_idle() -> None:
+    """The next task of a %1 array would like the free A100, but may not start yet: a long job of today gets it."""
+    state = cluster(node("mill", "A100"), node("attic", "V100"))
+    array = submit(state, tasks=2, array_limit=1, priority=50)
+    place(state, f"{array}_0", "attic")
+    today = submit(state, time_limit_s=10 * 86400.0, name="today")
+    assert started(planned(state)) == {today: "mill"}
+
+
+def test_a_hole_is_filled_by_one_job_after_another() -> None:
+    """Before the gang at 1000 s two GPUs take two jobs of 400 s each, one behind the other."""
+    state, gang, _small = reserved(400.0)
+    ids = [submit(state, name="small") for _ in range(3)]
+    plan = planned(state)
+    assert plan.estimates[gang].start_s == 1000.0
+    assert [plan.estimates[id_].start_s for id_ in ids] == [0.0, 400.0, 400.0]
+
+
+def test_a_gpu_that_frees_after_a_guess_is_not_waited_for() -> None:
+    """The A100 is promised to a job that nobody can predict: its end is a guess, however sure the end before it is."""
+    state, id_ = faster_soon(3, 3)
+    ahead = submit(state, name="unknown", gpu_type="a100", time_limit_s=60.0, priority=100)
+    plan = planned(state, at=600)
+    assert plan.estimates[ahead].start_s == 1200.0
+    assert started(plan) == {id_: "attic"}
+
+
+def test_without_estimates_a_queue_keeps_one_place() -> None:
+    """Of ten gangs that cannot start only the first is promised its GPUs."""
+    state = cluster(node("mill", "A100:4"))
+    place(state, submit(state), "mill")
+    gangs = submit(state, gpus=4, tasks=10)
+    for window in (0, 256):
+        plan = greedy.plan(snapshot(state, stamp(), window=window), estimates=False)
+        assert list(plan.estimates) == [f"{gangs}_0"]
+
+
+def test_a_gpu_job_keeps_its_cpus_against_a_job_without_gpus() -> None:
+    """It waits for a GPU and eight CPUs for 100 s; a day-long job may not take two of them before that."""
+    state = cluster(node("mill", "A100", cpus=8))
+    place(state, submit(state, cpus=4, time_limit_s=100.0), "mill")
+    submit(state, cpus=8, priority=50, name="first")
+    long = submit(state, gpus=0, cpus=2, time_limit_s=86400.0, name="long")
+    short = submit(state, gpus=0, cpus=2, time_limit_s=100.0, name="short")
+    for plan in (planned(state), greedy.dispatch(state, stamp())):
+        assert started(plan) == {short: "mill"}
+    assert planned(state).estimates[long].start_s > 100.0
+
+
 def test_an_array_is_planned_at_most_so_many_at_once() -> None:
     """%2: two start, the others follow each other."""
     state = cluster(node("mill", "A100:8"))
@@ -228,7 +275,7 @@ def test_estimates_end_with_the_window() -> None:
     state = cluster(node("mill", "A100:2"))
     submit(state, tasks=100)
     plan = planned(state, window=10)
-    assert (len(plan.starts), len(plan.estimates), plan.waiting) == (2, 11, 98)
+    assert (len(plan.starts), len(plan.estimates), plan.waiting) == (2, 10, 98)
 
 
 def test_what_could_start_now_starts_although_it_is_beyond_the_window() -> None:
@@ -343,12 +390,12 @@ def problems(state: ClusterState, at: float, window: int) -> list[Problem]:
     return [snapshot(state, stamp(at), window=window), snapshot(state, stamp(at), window=0)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(JOBS, max_size=12), HISTORY, st.integers(0, 99), st.sampled_from([1, 4, 256]))
 def test_every_plan_is_sound_and_repeatable(
     jobs: list[dict[str, Any]], history: dict[str, float], seed: int, window: int
 ) -> None:
-    """Every plan passes check_plan, all its starts pass the check of decide in turn, and equal inputs give equal plans."""
+    """Every plan passes check_plan, its starts pass the check of decide in turn, equal inputs give equal plans."""
     state = build(jobs, history, seed)
     at = len(jobs) * 100.5 + 7.25
     for problem in problems(state, at, window):
@@ -360,10 +407,10 @@ def test_every_plan_is_sound_and_repeatable(
     carry_out(state, plan)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(JOBS, max_size=12), st.integers(0, 99), st.booleans())
 def test_the_first_job_that_waits_does_not_fit(jobs: list[dict[str, Any]], seed: int, dispatched: bool) -> None:
-    """Without history, the job with nothing ahead of it starts whenever it fits; what is behind cannot take its place."""
+    """Without history, the job with nothing ahead of it starts whenever it fits somewhere."""
     state = build(jobs, {}, seed)
     at = len(jobs) * 100.5
     problem = snapshot(state, stamp(at), window=0 if dispatched else 256)
@@ -377,7 +424,7 @@ def test_the_first_job_that_waits_does_not_fit(jobs: list[dict[str, Any]], seed:
         assert not any(fits_somewhere(state, each, plan) for each in unplanned)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(JOBS, max_size=14), st.integers(0, 99), st.booleans())
 def test_single_gpus_never_idle(jobs: list[dict[str, Any]], seed: int, dispatched: bool) -> None:
     """Without history and gangs nothing needs a reservation: after the starts no waiting job fits anywhere."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from gpuq.core import decide, state
-from gpuq.core.model import Dependencies, Dependency, DependencyKind, JobId, JobSpec, Reach, Resources, User
+from gpuq.core.model import AttemptId, BlobId, Dependencies, Dependency, DependencyKind, JobId, JobSpec, Reach, Resources, User
 from gpuq.core.requests import (
     Cancel,
     DeclareDead,
@@ -37,7 +37,7 @@ from gpuq.core.states import JobState
 from gpuq.errors import Forbidden, UserError
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests.core.machine_daemon import Daemon
 from tests.core.machine_ledger import Promise
@@ -47,27 +47,70 @@ ANNA, TOM, ROOT = User(name="anna", uid=1001), User(name="tom", uid=1002), User(
 
 POSITION = st.integers(0, 11)  # picks one of however many there are
 FEW = st.integers(1, 4)
+ONE_IN_FOUR = st.sampled_from((False, False, False, True))
 NODES = st.sampled_from(("mill", "attic"))
 PEOPLE = st.sampled_from((ANNA, ANNA, ROOT, TOM))
 
 
-@st.composite
-def specs(draw: Any) -> JobSpec:
+class Wish(NamedTuple):
     """What one submit asks for; always something that one of the nodes can give."""
-    kinds = st.sampled_from((None, None, None, *DependencyKind))
-    terms = [(draw(kinds), draw(POSITION)) for _ in range(draw(st.sampled_from((0, 1, 1, 2))))]
-    chosen = tuple(Dependency(kind=kind, job=JobId(str(at))) for kind, at in terms if kind is not None)
-    return JobSpec(
-        name=draw(st.sampled_from(("train", "eval"))),
-        argv=("true",),
-        cwd="/",
-        environment="e",
-        resources=Resources(gpus=draw(st.sampled_from((1, 1, 0, 2))), cpus=draw(st.sampled_from((0, 0, 3)))),
-        retries=draw(st.sampled_from((0, 0, 1, 2))),
-        requeue=draw(st.booleans()),
-        array_limit=draw(st.sampled_from((0, 1, 2))),
-        dependencies=Dependencies(terms=chosen, any_of=draw(st.booleans()), keep_on_failed=draw(st.booleans())),
-    )
+
+    tasks: int
+    gpus: int
+    cpus: int
+    retries: int
+    requeue: bool
+    limit: int
+    name: str
+    parents: list[tuple[DependencyKind, int]]  # which of the known jobs, from the newest
+    any_of: bool
+    keep: bool
+
+    def spec(self, known: list[str]) -> JobSpec:
+        """The wish in words of the core; `known` are the ids that a dependency can name."""
+        terms = [
+            Dependency(kind=kind, job=JobId("" if kind is DependencyKind.SINGLETON else known[-1 - at % len(known)]))
+            for kind, at in self.parents
+            if known or kind is DependencyKind.SINGLETON
+            if self.tasks or kind is not DependencyKind.AFTER_CORR
+        ]
+        return JobSpec(
+            name=self.name,
+            argv=("true",),
+            cwd="/",
+            environment=BlobId("environment"),
+            resources=Resources(gpus=self.gpus, cpus=self.cpus),
+            retries=self.retries,
+            requeue=self.requeue,
+            array_limit=self.limit if self.tasks else 0,
+            dependencies=Dependencies(terms=tuple(terms), any_of=self.any_of, keep_on_failed=self.keep),
+        )
+
+
+PARENTS = st.tuples(st.sampled_from(DependencyKind), POSITION)
+WISHES = st.builds(
+    Wish,
+    tasks=st.sampled_from((0, 0, 0, 2, 3)),
+    gpus=st.sampled_from((1, 1, 0, 2)),
+    cpus=st.sampled_from((0, 0, 3)),
+    retries=st.sampled_from((0, 0, 1, 2)),
+    requeue=st.booleans(),
+    limit=st.sampled_from((0, 1, 2)),
+    name=st.sampled_from(("train", "eval")),
+    parents=st.one_of(st.just([]), st.lists(PARENTS, max_size=2)),
+    any_of=st.booleans(),
+    keep=ONE_IN_FOUR,
+)
+
+
+def has_jobs(machine: QueueMachine) -> bool:
+    """Whether there is a job to choose."""
+    return bool(machine.ledger.jobs)
+
+
+def has_lives(machine: QueueMachine) -> bool:
+    """Whether any attempt lives."""
+    return bool(machine.world.living())
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -78,21 +121,35 @@ class QueueMachine(RuleBasedStateMachine):
         self.daemon = Daemon()
         self.ledger = self.daemon.ledger
         self.world = self.daemon.world
+        self.submits = 0
         self.unanswered: list[Submit] = []
         self.stale: list[Place] = []
 
+    @initialize(wishes=st.lists(WISHES, min_size=1, max_size=4))
+    def first_jobs(self, wishes: list[Wish]) -> None:
+        """A queue at work, so that the first fault meets something."""
+        for wish in wishes:
+            self.submit_one(wish, held=False, fate="a")
+        self.quiet(2)
+
+    def quiet(self, rounds: int) -> None:
+        self.daemon.plan()
+        for _ in range(rounds):
+            self.daemon.flow()
+
     # --- picking -----------------------------------------------------------------------------------------
 
-    def some_job(self, position: int) -> Promise | None:
+    def some_job(self, position: int) -> Promise:
         jobs = list(self.ledger.jobs.values())
-        return jobs[-1 - position % len(jobs)] if jobs else None
+        return jobs[-1 - position % len(jobs)]
 
-    def some_life(self, position: int) -> tuple[SimulatedNode, Life] | None:
+    def some_life(self, position: int) -> tuple[SimulatedNode, Life]:
         living = self.world.living()
-        if not living:
-            return None
         life = living[position % len(living)]
         return self.world.nodes[life.node], life
+
+    def unclaimed(self) -> list[tuple[SimulatedNode, AttemptId]]:
+        return [(node, attempt) for node in self.world.nodes.values() for attempt in node.unclaimed()]
 
     def asked(self, request: Any) -> bool:
         """Ask; False when it was refused."""
@@ -104,44 +161,32 @@ class QueueMachine(RuleBasedStateMachine):
 
     # --- people ------------------------------------------------------------------------------------------
 
-    @rule(spec=specs(), tasks=st.sampled_from((0, 0, 2, 3)), held=st.booleans(), fate=st.sampled_from("aaalb"))
-    def submit(self, spec: JobSpec, tasks: int, held: bool, fate: str) -> None:
+    @rule(wish=WISHES, held=ONE_IN_FOUR, fate=st.sampled_from("aaalb"), go=st.booleans())
+    def submit(self, wish: Wish, held: bool, fate: str, go: bool) -> None:
+        self.submit_one(wish, held, fate)
+        if go:
+            self.quiet(2)
+
+    def submit_one(self, wish: Wish, held: bool, fate: str) -> None:
         """a: acknowledged. b: the daemon dies before the commit. l: the reply is lost."""
-        known = sorted({each.array for each in self.ledger.jobs.values()}, key=int)
-        terms = [
-            term if term.kind is DependencyKind.SINGLETON else Dependency(kind=term.kind, job=self.parent(term.job, known))
-            for term in spec.dependencies.terms
-            if known or term.kind is DependencyKind.SINGLETON
-            if tasks or term.kind is not DependencyKind.AFTER_CORR
-        ]
-        kept = spec.dependencies.keep_on_failed
-        spec = JobSpec(
-            **{name: getattr(spec, name) for name in JobSpec.__struct_fields__}
-            | {"dependencies": Dependencies(terms=tuple(terms), any_of=spec.dependencies.any_of, keep_on_failed=kept)}
-            | ({} if tasks else {"array_limit": 0})
-        )
-        number = len(self.ledger.keys) + len(self.unanswered)
-        request = Submit(spec=spec, by=ANNA, key=f"key-{number}", tasks=tuple(range(tasks)), held=held and tasks == 0)
+        spec = wish.spec(sorted({each.array for each in self.ledger.jobs.values()}, key=int))
+        self.submits += 1
+        request = Submit(spec=spec, by=ANNA, key=f"key-{self.submits}", tasks=tuple(range(wish.tasks)), held=held)
         if fate != "b":
             self.daemon.ask(request)
         if fate != "a":
             self.unanswered.append(request)
 
-    @staticmethod
-    def parent(position: str, known: list[str]) -> JobId:
-        return JobId(known[-1 - int(position) % len(known)])
-
+    @precondition(lambda self: self.unanswered)
     @rule()
     def submit_again(self) -> None:
         """The client that got no reply repeats its submit; its parents may be gone by now."""
-        if self.unanswered:
-            self.asked(self.unanswered.pop())
+        self.asked(self.unanswered.pop())
 
+    @precondition(has_jobs)
     @rule(position=POSITION, by=PEOPLE, whole=st.booleans(), verb=st.sampled_from(("cancel", "cancel", "requeue")))
     def end_or_repeat(self, position: int, by: User, whole: bool, verb: str) -> None:
         job = self.some_job(position)
-        if job is None:
-            return
         id_ = JobId(job.array) if whole else job.id
         affected = [each for each in self.ledger.jobs.values() if id_ in (each.id, each.array)]
         before = [(each, each.granted, each.cancelled) for each in affected]
@@ -160,15 +205,14 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             assert by != TOM, f"{verb} of another user's job was not refused"
 
-    @rule(position=POSITION, by=PEOPLE, verb=st.sampled_from("hrsup"), value=FEW)
+    @precondition(has_jobs)
+    @rule(position=POSITION, by=PEOPLE, verb=st.sampled_from("hrsuuup"), value=FEW)
     def other_verbs(self, position: int, by: User, verb: str, value: int) -> None:
         job = self.some_job(position)
-        if job is None:
-            return
         jobs = (job.id,)
         changes: list[dict[str, object]] = [
             {"time_limit_s": 60.0 * value}, {"name": f"name-{value % 2}"}, {"dependencies": {}},
-            {"dependencies": {"terms": [{"kind": "afterok", "job": self.some_job(value).id}]}},  # type: ignore[union-attr]
+            {"dependencies": {"terms": [{"kind": "afterok", "job": self.some_job(value).id}]}},
         ]  # fmt: skip
         requests = {
             "h": HoldJobs(jobs=jobs, by=by),
@@ -180,9 +224,12 @@ class QueueMachine(RuleBasedStateMachine):
         taken = self.asked(requests[verb])
         assert not (taken and by == TOM), "another user's job was changed"
 
-    @rule(name=NODES, verb=st.sampled_from(("drain", "resume", "resume", "dead")))
-    def administrate(self, name: str, verb: str) -> None:
+    @rule(name=NODES, verb=st.sampled_from(("drain", "resume", "resume", "dead", "dead")), cut=st.booleans())
+    def administrate(self, name: str, verb: str, cut: bool) -> None:
         node = self.world.nodes[name]  # type: ignore[index]
+        if verb == "dead" and cut:  # the cable is pulled first
+            node.break_link()
+            self.daemon.reached(node.name, Reach.UNREACHABLE)
         if verb == "drain" and self.asked(DrainNode(node=node.name, reason="new fan", by=ROOT)):
             self.ledger.drained.add(node.name)
         elif verb == "resume":
@@ -204,6 +251,7 @@ class QueueMachine(RuleBasedStateMachine):
     def plan(self, limit: int) -> None:
         self.daemon.plan(limit)
 
+    @precondition(has_jobs)
     @rule(late=st.booleans())
     def plan_off_the_loop(self, late: bool) -> None:
         """A plan is made of one state and carried out in a later one."""
@@ -219,10 +267,9 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(rounds=FEW)
     def flow(self, rounds: int) -> None:
         """A quiet moment."""
-        self.daemon.plan()
-        for _ in range(rounds):
-            self.daemon.flow()
+        self.quiet(rounds)
 
+    @precondition(lambda self: any(node.sent or node.actions for node in self.world.nodes.values()))
     @rule(name=NODES, fault=st.sampled_from(("lose action", "lose report", "swap", "repeat", "repeat")), position=POSITION)
     def disturb_messages(self, name: str, fault: str, position: int) -> None:
         node = self.world.nodes[name]  # type: ignore[index]
@@ -237,19 +284,19 @@ class QueueMachine(RuleBasedStateMachine):
 
     # --- nodes -------------------------------------------------------------------------------------------
 
-    @rule(name=NODES, position=POSITION, able=st.sampled_from((True, True, True, False)))
-    def claim(self, name: str, position: int, able: bool) -> None:
-        node = self.world.nodes[name]  # type: ignore[index]
-        unclaimed = node.unclaimed()
-        if unclaimed:
-            node.claim(unclaimed[position % len(unclaimed)], able)
+    @precondition(lambda self: self.unclaimed())
+    @rule(position=POSITION, unable=ONE_IN_FOUR)
+    def claim(self, position: int, unable: bool) -> None:
+        unclaimed = self.unclaimed()
+        node, attempt = unclaimed[position % len(unclaimed)]
+        node.claim(attempt, not unable)
 
+    @precondition(has_lives)
     @rule(position=POSITION, how=st.sampled_from(("0", "0", "3", "kill", "memory", "time", "main", "main 3", "stop")))
     def programs_end(self, position: int, how: str) -> None:
-        found = self.some_life(position)
-        if found is None or found[1].unkillable:
+        node, life = self.some_life(position)
+        if life.unkillable:
             return
-        node, life = found
         entry = node.entries.get(life.attempt)
         if how in ("0", "3"):
             node.finish(life, "exited", code=int(how))
@@ -264,12 +311,10 @@ class QueueMachine(RuleBasedStateMachine):
         elif how.startswith("main"):
             node.lose_main(life, int(how[5:] or 0))
 
+    @precondition(has_lives)
     @rule(position=POSITION, fault=st.sampled_from(("shim", "slow shim", "stuck", "stuck", "free")))
     def harm_attempt(self, position: int, fault: str) -> None:
-        found = self.some_life(position)
-        if found is None:
-            return
-        node, life = found
+        node, life = self.some_life(position)
         if fault == "stuck":
             life.unkillable = True
         elif fault == "free":
@@ -338,8 +383,9 @@ class QueueMachine(RuleBasedStateMachine):
         assert not any(job.active and job.cancelled for job in self.ledger.jobs.values()), "a cancelled job goes on"
         for _ in range(2 + 4 * len(self.ledger.jobs)):
             for job in list(self.ledger.jobs.values()):
-                if job.held and job.final is None:
-                    self.asked(ReleaseJobs(jobs=(job.id,), by=ROOT))
+                if job.held and job.final is None and not self.asked(ReleaseJobs(jobs=(job.id,), by=ROOT)):
+                    job.cancelled = True  # its dependency can never hold and it was kept for a person to decide
+                    daemon.ask(Cancel(jobs=(job.id,), by=ROOT))
             daemon.steady_s += 100.0
             daemon.ask(Tick())
             daemon.plan()
@@ -351,8 +397,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.check_nothing_left()
 
     def unfinished(self) -> list[Promise]:
-        """Jobs that have not ended, except for those whose dependency can never hold and that are to be kept."""
-        return [job for job in self.ledger.jobs.values() if job.final is None and not job.held]
+        return [job for job in self.ledger.jobs.values() if job.final is None]
 
     def check_nothing_left(self) -> None:
         left = self.daemon.state

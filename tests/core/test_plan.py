@@ -32,7 +32,7 @@ def changed(plan: Plan, id_: str, **fields: Any) -> Plan:
 
 def two_by_two() -> ClusterState:
     """Two A100 and two V100 on one node, one more V100 on another; two jobs of two GPUs, one array with %1."""
-    state = cluster(node("mill", "A100:2", "V100:2", cpus=8, memory_gib=8), node("den", "V100"))
+    state = cluster(node("mill", "A100:2", "V100:2", cpus=8, memory_gib=8), node("den", "V100", cpus=4))
     submit(state, gpus=2, name="one")
     submit(state, gpus=2, name="two")
     submit(state, tasks=2, array_limit=1, name="three")
@@ -52,7 +52,8 @@ def test_a_gpu_given_twice_is_found() -> None:
     """Two jobs on one GPU at overlapping times."""
     problem, plan = problem_and_plan(two_by_two())
     stolen = plan.estimates[JobId("1")]
-    broken = changed(plan, "2", gpus=stolen.gpus, end_s=stolen.end_s, type=stolen.type)
+    same = {"gpus": stolen.gpus, "start_s": stolen.start_s, "end_s": stolen.end_s, "type": stolen.type}
+    broken = changed(plan, "2", **same)
     with pytest.raises(UnsoundPlan, match="would serve 1 and 2 at once"):
         check_plan(problem, broken)
 

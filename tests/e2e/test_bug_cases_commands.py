@@ -122,7 +122,7 @@ def test_a08_unknown_parents_and_circles_are_refused(queue: Queue) -> None:
         (("--gpus", "5"), "2"),
         (("--gpu-mem", "999G"), "GiB"),
         (("--gpus", "h100:1"), "A100"),
-        (("--gpu-ids", "7"), "0"),
+        (("--gpu-ids", "7"), "gpuq gpus"),
         (("-c", "9999"), str(os.cpu_count())),
         (("--mem", "9000T"), "GiB"),
         (("-w", "nowhere"), "local"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import Queue, eventually, holds_for
-from tests.nvml.mock import A100, GPU_IS_LOST, GRAPHICS, MIB, RTX3090, MockNvml
+from tests.nvml.mock import A100, GPU_IS_LOST, GRAPHICS, MIB, NOT_SUPPORTED, RTX3090, MockNvml
 
 pytestmark = pytest.mark.e2e
 
@@ -90,15 +90,35 @@ def test_a03_a_job_s_own_processes_are_not_foreign(nvml: MockNvml, nvml_queue: C
     assert queue.ended(queue.submit("true"))["state"] == "COMPLETED"
 
 
-def test_a03_unknown_use_is_busy(nvml: MockNvml, nvml_queue: Callable[..., Queue]) -> None:
-    """While the list of processes cannot be read, the GPU is not given away, and the reason says so."""
+def test_a03_a_stranger_of_unknown_size_takes_the_gpu(
+    nvml: MockNvml, nvml_queue: Callable[..., Queue], stranger: subprocess.Popen[bytes]
+) -> None:
+    """A stranger's compute process whose memory the driver does not tell makes a GPU busy that was free before."""
     nvml.add_gpu(RTX3090)
-    row = nvml.add_fault("nvmlDeviceGetComputeRunningProcesses_v3", 999)
     queue = nvml_queue()
+    assert queue.ended(queue.submit("true"))["state"] == "COMPLETED"
+    row = nvml.add_process(0, stranger.pid, memory_mib=0)
+    nvml.set("process", row, mem=2**64 - 1)
+    queue.gpu_becomes(0, "foreign", "unknown")
     id_ = queue.submit("true")
-    holds_for(lambda: queue.job(id_)["state"] == "PENDING", "nothing starts on a GPU of unknown use", 1.5)
+    holds_for(lambda: queue.job(id_)["state"] == "PENDING", "nothing starts beside a stranger", 1.0)
+    nvml.set("process", row, ended=1)
+    assert queue.ended(id_)["state"] == "COMPLETED"
+
+
+def test_a03_unknown_use_is_busy(nvml: MockNvml, nvml_queue: Callable[..., Queue]) -> None:
+    """While the list of processes cannot be read, a GPU is not given away, and the reason says so."""
+    nvml.add_gpu(RTX3090)
+    queue = nvml_queue()
+    assert queue.ended(queue.submit("true"))["state"] == "COMPLETED"
+    names = ("nvmlDeviceGetComputeRunningProcesses" + suffix for suffix in ("", "_v2", "_v3"))
+    rows = [nvml.add_fault(name, NOT_SUPPORTED) for name in names]
+    queue.gpu_becomes(0, "unknown")
+    id_ = queue.submit("true")
+    holds_for(lambda: queue.job(id_)["state"] == "PENDING", "nothing starts on a GPU of unknown use", 1.0)
     assert queue.job(id_)["reason"] == "GpuUnknown"
-    nvml.clear_fault(row)
+    for row in rows:
+        nvml.clear_fault(row)
     assert queue.ended(id_)["state"] == "COMPLETED"
 
 
@@ -238,13 +258,13 @@ def test_a24_a_driver_that_hangs(queue: Queue) -> None:
 
 
 def test_no_driver_is_a_reason_not_a_crash(new_queue: Callable[..., Queue]) -> None:
-    """A machine without any driver runs jobs that ask for no GPU, and refuses or explains the others."""
+    """A machine without any driver runs jobs that ask for no GPU; one that does waits, and is told about the driver."""
     queue = new_queue(gpus=()).start()
     assert queue.ended(queue.submit("true", gpus=0))["state"] == "COMPLETED"
-    ran = queue.gpuq("submit", "--gpus", "1", "--", "true", code=None)
-    assert ran.code == 1
-    assert "GPU" in ran.error
+    ran = queue.gpuq("submit", "--gpus", "1", "--", "true")
     assert b"Traceback" not in ran.err
+    eventually(lambda: queue.job(ran.id)["message"], "the waiting job has a reason")
+    assert "driver" in queue.job(ran.id)["message"], "the reason names the obstacle"
 
 
 def test_sampler_killed_is_replaced(queue: Queue) -> None:

@@ -21,6 +21,7 @@ from gpuq.config import Paths
 pytestmark = pytest.mark.e2e
 
 WITHIN_S = 120.0
+TABLES = ("unix", "tcp", "tcp6", "udp", "udp6", "raw", "raw6")
 DEMO = (sys.executable, "-m", "gpuq", "demo")
 
 
@@ -113,6 +114,31 @@ def test_termination_leaves_nothing_behind(place: Path) -> None:
     text, _ = demo.communicate(timeout=WITHIN_S)
     assert demo.returncode == 130, text
     assert_nothing_is_left(place)
+
+
+def test_no_port_is_open_while_it_runs(place: Path) -> None:
+    """With daemon, agent and jobs running, none of their descriptors is an internet socket."""
+    demo = start_demo(place)
+    read_until(demo, " runs on ")
+    pids = processes_of(place)
+    assert len(pids) > 5
+    kinds = {kind for pid in pids for kind in _sockets_of(pid)}
+    assert kinds == {"unix"}
+    demo.send_signal(signal.SIGINT)
+    demo.communicate(timeout=WITHIN_S)
+    assert_nothing_is_left(place)
+
+
+def _sockets_of(pid: int) -> set[str]:
+    """`unix` or the table of /proc/PID/net that names a socket of the process."""
+    try:
+        links = [os.readlink(entry) for entry in Path("/proc", str(pid), "fd").iterdir()]
+        known = [name for name in TABLES if Path("/proc", str(pid), "net", name).exists()]
+        tables = {name: Path("/proc", str(pid), "net", name).read_text() for name in known}
+    except OSError:
+        return set()  # it has ended
+    inodes = [link[len("socket:[") : -1] for link in links if link.startswith("socket:[")]
+    return {name for name, rows in tables.items() for inode in inodes if re.search(rf"\b{inode}\b", rows)}
 
 
 def test_demo_survives_kill_9_of_its_daemon(place: Path) -> None:

@@ -144,7 +144,8 @@ def test_failpoints_fire_as_told(tmp_path: Path) -> None:
 
 
 def test_every_failpoint_is_reached_in_the_source() -> None:
-    """Each name in ALL stands in a call of reach, or crash tests would test nothing there."""
-    package = Path(files.__file__).parents[1]
-    source = "\n".join(path.read_text() for path in package.rglob("*.py"))
-    assert [name for name in ALL if f'reach("{name}")' not in source] == []
+    """Each of the journal's names stands in a call of reach, or crash tests would test nothing there."""
+    source = "\n".join(path.read_text() for path in Path(files.__file__).parent.glob("*.py"))
+    ours = [name for name in ALL if name.startswith("journal.")]
+    assert len(ours) == 6
+    assert [name for name in ours if f'reach("{name}")' not in source] == []

@@ -117,16 +117,18 @@ except JournalFull:
     print(journal.last_seq, flush=True)
     os._exit(0)
 """
+    old = small_disk / "old"
+    old.write_bytes(b"\0" * (16 << 20))
     answer = run_program(text, home)
     newest = int(answer.stdout)
-    ballast = take_all_space(small_disk)
+    take_all_space(small_disk)
     for _ in range(2):
         journal = Journal.open(home)
         assert [entry.seq for entry in journal.load()[1]] == list(range(1, newest + 1))
         assert journal.low_space
         assert "nearly full" in " ".join(journal.warnings)
         journal.close()
-    ballast.unlink()
+    old.unlink()
     journal = Journal.open(home)
     assert (journal.low_space, journal.append([(STAMP, released(1))])) == (False, newest + 1)
     journal.close()

@@ -95,6 +95,32 @@ def test_a_snapshot_bounds_the_replay(home: Path, journal: Journal) -> None:
     assert replayed(home) == (b"\x00state", [4, 5])
 
 
+def test_a_long_replay_has_every_entry(journal: Journal) -> None:
+    """Replay reads in pieces: no entry is left out or doubled at their borders, nor is an append meanwhile seen."""
+    journal.append([(STAMP, released(n)) for n in range(2500)])
+    _, entries = journal.load()
+    first = next(entries)
+    journal.append([(STAMP, released(0))])
+    assert [first.seq, *(entry.seq for entry in entries)] == list(range(1, 2501))
+
+
+def test_damage_while_running_is_told_in_words(home: Path, journal: Journal) -> None:
+    """A page that goes bad under the running daemon gives JournalBroken, never a bare SQLite error."""
+    journal.append([(STAMP, released(n)) for n in range(2000)])
+    journal.close()
+    again = Journal.open(home)
+    size = (home / "journal.db").stat().st_size
+    again._connection.execute("PRAGMA cache_size = 0").fetchone()
+    with (home / "journal.db").open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (size - 4096))
+    with pytest.raises(JournalBroken, match="damaged while gpuq ran"):
+        again.events()
+    with pytest.raises(JournalBroken, match="damaged while gpuq ran"):
+        list(again.load()[1])
+    again.close()
+
+
 @pytest.mark.parametrize("seq", [-1, 6])
 def test_a_snapshot_of_a_future_entry_is_refused(journal: Journal, seq: int) -> None:
     """A snapshot must be of an entry that exists, or the replay would skip entries."""

@@ -40,7 +40,7 @@ COMPUTE, GRAPHICS, MPS = 0, 1, 2
 XID_EVENT = 0x8
 ONE_SWITCH, MANY_SWITCHES, HOST_BRIDGE, NUMA_NODE, SYSTEM = 10, 20, 30, 40, 50
 
-A100 = {
+A100: dict[str, int | str] = {
     "name": "NVIDIA A100-SXM4-80GB",
     "mem_total": 81920 * MIB,
     "mem_reserved": 600 * MIB,
@@ -59,7 +59,7 @@ A100 = {
     "sm_mhz": 210,
     "sm_max_mhz": 1410,
 }
-RTX3090 = {
+RTX3090: dict[str, int | str] = {
     "name": "NVIDIA GeForce RTX 3090",
     "mem_total": 24576 * MIB,
     "mem_reserved": 310 * MIB,
@@ -86,7 +86,7 @@ class _Field(NamedTuple):
 class _Table(NamedTuple):
     offset: int
     stride: int
-    count: int
+    rows: int
     fields: dict[str, _Field]
 
 
@@ -253,7 +253,7 @@ class MockNvml:
     def report_xid(self, index: int, xid: int) -> None:
         """Let the driver raise an Xid error."""
         sequence = self.get("top", 0, "event_seq")
-        self.set("event", sequence % self._tables["event"].count, type=XID_EVENT, data=xid, gpu=index)
+        self.set("event", sequence % self._tables["event"].rows, type=XID_EVENT, data=xid, gpu=index)
         self.set_top(event_seq=sequence + 1)
 
     def unplug(self, index: int) -> None:
@@ -269,7 +269,7 @@ class MockNvml:
 
     def _place(self, table: str, row: int, name: str) -> tuple[int, _Field]:
         described = self._tables[table]
-        assert 0 <= row < described.count
+        assert 0 <= row < described.rows
         field = described.fields[name]
         return described.offset + row * described.stride + field.offset, field
 
@@ -280,5 +280,5 @@ class MockNvml:
 
     def _free_row(self, table: str) -> int:
         """A row never used, or used by a rule that has run out."""
-        rows = range(self._tables[table].count)
+        rows = range(self._tables[table].rows)
         return next(row for row in rows if not self.get(table, row, "used"))

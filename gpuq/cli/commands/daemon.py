@@ -15,14 +15,17 @@ _STOP_WITHIN_S = 30.0
 
 def daemon(values: Values) -> int:
     """Carry out one of the actions."""
-    actions = {"run": _run, "start": _start, "stop": _stop, "restart": _restart, "status": _status, "install": _install}
+    actions = {
+        "run": _run, "start": _start, "stop": _stop, "restart": _restart, "status": _status, "install": _install,
+        "restore": _restore,
+    }
     return actions[choice("daemon", values.text("action") or "status", tuple(actions))](values)
 
 
 def _run(values: Values) -> int:
     from gpuq.daemon.main import run
 
-    return int(run() or 0)
+    return int(run(allow_rollback=values.flag("allow_rollback")) or 0)
 
 
 def _start(values: Values) -> int:
@@ -32,7 +35,7 @@ def _start(values: Values) -> int:
         return 0
     from gpuq.daemon.main import start_in_background
 
-    start_in_background(there.paths.home)
+    start_in_background(there.paths.home, allow_rollback=values.flag("allow_rollback"))
     output.write(f"The daemon is running at {there.paths.socket}")
     return 0
 
@@ -79,6 +82,22 @@ def _status(values: Values) -> int:
     return 1 if answer.get("degraded") else 0
 
 
+def _restore(values: Values) -> int:
+    """Put a backup of the journal in place of a damaged one; the damaged one is kept."""
+    from pathlib import Path
+
+    from gpuq.journal.backup import restore
+
+    there = connect()
+    if there.answers():
+        raise GpuqError("The daemon is running on the journal.", "Stop it first: gpuq daemon stop")
+    chosen = values.text("backup")
+    aside = restore(Path(there.paths.home), Path(chosen) if chosen else None)
+    output.write(f"The backup is in place; what was there before is kept in {aside}")
+    output.note("Jobs submitted after the backup are not in it. Start with: gpuq daemon start --allow-rollback")
+    return 0
+
+
 def _install(values: Values) -> int:
     from gpuq.daemon.unit import install, linger_note
 
@@ -92,11 +111,17 @@ def _install(values: Values) -> int:
 
 COMMAND = Command(
     "start: in the background (submit does it by itself). stop: jobs go on and are found again. run: in the "
-    "foreground, for systemd. status: exit code 3 when nobody answers. install: a systemd user unit.",
+    "foreground, for systemd. status: exit code 3 when nobody answers. install: a systemd user unit. restore: a backup "
+    "of the journal takes the place of a damaged one.",
     daemon,
-    (Option(("--now",), "With install: enable and start the unit as well."), JSON),
+    (
+        Option(("--now",), "With install: enable and start the unit as well."),
+        Option(("--allow-rollback",), "With start or run: go on although acknowledged entries are missing."),
+        Option(("--backup",), "With restore: the backup file; by default the newest.", metavar="FILE"),
+        JSON,
+    ),
     Argument(
-        "action", "ACTION", "run, start, stop, restart, status or install.",
-        completes="run start stop restart status install",
+        "action", "ACTION", "run, start, stop, restart, status, install or restore.",
+        completes="run start stop restart status install restore",
     ),
 )  # fmt: skip

@@ -53,13 +53,19 @@ def _planned(why: Why, now: float) -> list[tuple[str, str]]:
         return []
     where = f"{planned.get('node') or '-'} {planned.get('type') or ''}".strip()
     if planned.get("gpus"):
-        where += f" #{', #'.join(str(gpu) for gpu in planned['gpus'])}"
+        where += f" {gpu_numbers(planned['gpus'])}"
     times = [
         f"{word} ~{format_clock(planned[key], now)}"
         for word, key in (("starts", "start_at"), ("ends", "end_at"))
         if planned.get(key) is not None
     ]
     return [("Planned on", "   ".join((where, ", ".join(times))).strip())]
+
+
+def gpu_numbers(gpus: list[Any]) -> str:
+    """`#0, #1` for GPU objects (or plain indices)."""
+    numbers = [gpu.get("index") if isinstance(gpu, dict) else gpu for gpu in gpus]
+    return ", ".join(f"#{'?' if number is None else number}" for number in numbers)
 
 
 def _figures(why: Why) -> list[tuple[str, str]]:
@@ -96,8 +102,12 @@ def _blockers(why: Why, now: float) -> list[tuple[str, str]]:
         gpus = job.get("gpus")
         count = len(gpus) if isinstance(gpus, list) else gpus
         name = f"{job['id']} {job.get('name') or ''}".strip()
-        rows.append(("Waits for", f"{name} on {job.get('node') or '-'}, {count} GPUs{ends}"))
+        rows.append(("Waits for", f"{name} on {job.get('node') or '-'}, {_counted(count)}{ends}"))
     return _once(rows)
+
+
+def _counted(count: Any) -> str:
+    return "1 GPU" if count == 1 else f"{'-' if count is None else count} GPUs"
 
 
 def _cannot(why: Why) -> list[tuple[str, str]]:
