@@ -11,7 +11,7 @@ _gpuq() {
     local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"
     COMPREPLY=()
     if (( COMP_CWORD == 1 )); then
-        COMPREPLY=($(compgen -W "submit run status show logs wait cancel why attach hold release requeue update history prune nodes gpus drain resume daemon config doctor completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "submit run status show logs wait cancel why attach hold release requeue update history prune nodes gpus drain resume daemon config doctor demo completion --help --version" -- "$word"))
         return
     fi
     case "${COMP_WORDS[1]}" in
@@ -285,10 +285,13 @@ _gpuq() {
         fi
         ;;
     daemon)
+        case "$before" in
+            --backup) COMPREPLY=(); return ;;
+        esac
         if [[ "$word" == -* ]]; then
-            COMPREPLY=($(compgen -W "--now --json --help" -- "$word"))
+            COMPREPLY=($(compgen -W "--now --allow-rollback --backup --json --help" -- "$word"))
         else
-            COMPREPLY=($(compgen -W "run start stop restart status install" -- "$word"))
+            COMPREPLY=($(compgen -W "run start stop restart status install restore" -- "$word"))
         fi
         ;;
     config)
@@ -301,6 +304,13 @@ _gpuq() {
     doctor)
         if [[ "$word" == -* ]]; then
             COMPREPLY=($(compgen -W "--json --help" -- "$word"))
+        else
+            COMPREPLY=()
+        fi
+        ;;
+    demo)
+        if [[ "$word" == -* ]]; then
+            COMPREPLY=($(compgen -W "--real --help" -- "$word"))
         else
             COMPREPLY=()
         fi

@@ -29,6 +29,7 @@ _gpuq() {
             'daemon:Start, stop, look at or install the daemon.'
             'config:Show or check gpuq.toml.'
             'doctor:Check this machine and say what to correct.'
+            'demo:Try gpuq with simulated GPUs.'
             'completion:Print the completion script for a shell.'
         )
         _describe command verbs
@@ -190,8 +191,8 @@ _gpuq() {
                 '--all[Ended jobs too.]' \
                 '-l[More columns.]' \
                 '--long[More columns.]' \
-                '-o[Fields to list, with commas\: jobid,name,state,…]:value: ' \
-                '--format[Fields to list, with commas\: jobid,name,state,…]:value: ' \
+                '-o[Fields to list, with commas, such as jobid,name,state.]:value: ' \
+                '--format[Fields to list, with commas, such as jobid,name,state.]:value: ' \
                 '-S[Sort by fields; -FIELD is downward.]:value: ' \
                 '--sort[Sort by fields; -FIELD is downward.]:value: ' \
                 '--noheader[No line of headings.]' \
@@ -383,9 +384,11 @@ _gpuq() {
             ;;
         daemon)
             _arguments '--now[With install\: enable and start the unit as well.]' \
+                '--allow-rollback[With start or run\: go on although acknowledged entries are missing.]' \
+                '--backup[With restore\: the backup file; by default the newest.]:value: ' \
                 '--json[One JSON document on standard output; errors too.]' \
                 '--help[Show the options.]' \
-                ':action:(run start stop restart status install)'
+                ':action:(run start stop restart status install restore)'
             ;;
         config)
             _arguments '--json[One JSON document on standard output; errors too.]' \
@@ -394,6 +397,10 @@ _gpuq() {
             ;;
         doctor)
             _arguments '--json[One JSON document on standard output; errors too.]' \
+                '--help[Show the options.]'
+            ;;
+        demo)
+            _arguments '--real[Use the real GPUs of this machine.]' \
                 '--help[Show the options.]'
             ;;
         completion)

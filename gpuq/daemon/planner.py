@@ -128,11 +128,6 @@ class DaemonPlanner:
             self._is_stale = False
         return plan
 
-    def waiting_reason(self, job: Job) -> tuple[str, str | None]:
-        """(reason, sentence) of a pending job."""
-        reason, message = explain.waiting_reason(self._loop.state, job, self.estimates(), self._loop.clock.now())
-        return reason.value, message
-
     def expected_end_at(self, job: Job) -> float | None:
         """When a running job is predicted to end, on the wall clock; null on a guess."""
         if job.attempt is None or not job.state.holds_gpus:

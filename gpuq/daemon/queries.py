@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import gpuq
+from gpuq.core import explain
 from gpuq.core.model import Job, JobId, User
 from gpuq.core.states import JobState, parse_state
 from gpuq.daemon import views
@@ -150,12 +151,15 @@ def _briefs(desk: Desk, jobs: list[Job]) -> list[Json]:
     now = desk.loop.clock.now()
     gpus = views.gpus_by_uuid(desk.state)
     offset_s = now.wall_s - now.steady_s
-    plan = desk.planner.estimates() if any(job.state is JobState.PENDING for job in jobs) else None
+    waits = any(job.state is JobState.PENDING for job in jobs)
+    plan = desk.planner.estimates() if waits else None
+    reasons = explain.Reasons(desk.state, plan, now) if waits else None
     found = []
     for job in jobs:
         brief = views.job_brief(job, now.steady_s, gpus)
-        if job.state is JobState.PENDING:
-            brief["reason"], brief["message"] = desk.planner.waiting_reason(job)
+        if reasons is not None and job.state is JobState.PENDING:
+            reason, brief["message"] = reasons.of(job)
+            brief["reason"] = reason.value
             views.with_estimates(brief, job, plan, offset_s)
         elif job.state.holds_gpus:
             brief["expected_end_at"] = desk.planner.expected_end_at(job)

@@ -87,12 +87,12 @@ def marked(attempt: str) -> list[str]:
 
 def test_leftovers_end_after_the_first_process(leveled: AgentDriver) -> None:
     """When the first process ends by itself the rest gets TERM, then KILL; status and code are the first's."""
-    run = leveled.start("(trap '' TERM; while :; do sleep 0.2; done) & echo $!; exit 4", grace_s=0.4)
+    run = leveled.start("(trap '' TERM; echo $BASHPID; while :; do sleep 0.2; done) & sleep 0.3; exit 4", grace_s=0.4)
     ending = leveled.phase(run.attempt, "ending")
     assert (ending["exit_code"], ending["stopping"]) == (4, None)
     record = run.ended()
     assert (record["exit_code"], record["reason"]) == (4, None)
-    assert record["run_s"] >= 0.4
+    assert record["run_s"] >= 0.7
     assert gone(run.pids(1))
 
 

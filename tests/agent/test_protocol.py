@@ -131,9 +131,8 @@ def test_many_jobs_reuse_shims(agent: AgentDriver) -> None:
             before = len(os.listdir(f"/proc/{agent.process.pid}/fd"))
     assert len(shims) < 10
     assert len(os.listdir(f"/proc/{agent.process.pid}/fd")) <= before
-    for pid in shims:
-        if Path(f"/proc/{pid}").exists():
-            eventually(lambda p=pid: len(os.listdir(f"/proc/{p}/fd")) <= 6, "the shim to close what it opened")
+    free = [Path(f"/proc/{pid}/fd") for pid in shims if Path(f"/proc/{pid}").exists()]
+    eventually(lambda: all(len(os.listdir(path)) <= 6 for path in free), "the shims to close what they opened")
 
 
 def test_idle_agent_sleeps(agent: AgentDriver) -> None:

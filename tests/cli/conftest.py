@@ -51,7 +51,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-@pytest.fixture()
+@pytest.fixture
 def fake(home: Path) -> Iterator[FakeDaemon]:
     """A fake daemon at the socket of the home."""
     daemon = FakeDaemon(str(home / "gpuq.sock"))
@@ -60,7 +60,7 @@ def fake(home: Path) -> Iterator[FakeDaemon]:
     daemon.close()
 
 
-@pytest.fixture()
+@pytest.fixture
 def gpuq(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command line in this process."""
 
@@ -72,7 +72,7 @@ def gpuq(capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-@pytest.fixture()
+@pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make standard output look like a terminal of 100 columns without colour, at a fixed moment."""
     monkeypatch.setattr(output, "on_terminal", lambda: True)
@@ -80,7 +80,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
 
-@pytest.fixture()
+@pytest.fixture
 def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop the wall clock at NOW, and be anna."""
     monkeypatch.setattr(time, "time", lambda: NOW)

@@ -26,7 +26,7 @@ class Asked(NamedTuple):
     body: Json
 
 
-class Failure(Exception):  # noqa: N818 (an answer, not a fault)
+class Failure(Exception):
     """An error answer with its HTTP status."""
 
     def __init__(self, status: int, kind: str, message: str, hint: str | None = None, exit_code: int = 1) -> None:
@@ -35,7 +35,7 @@ class Failure(Exception):  # noqa: N818 (an answer, not a fault)
         self.document = {"kind": kind, "message": message, "hint": hint, "exit_code": exit_code}
 
 
-class HangUp(Exception):  # noqa: N818 (an answer, not a fault)
+class HangUp(Exception):
     """Close the connection without an answer."""
 
 
@@ -105,5 +105,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class names it)
+    def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cli_cases import NOW, ended
-from fake_daemon import Asked, FakeDaemon, Failure, HangUp
+from fake_daemon import Asked, Failure, FakeDaemon, HangUp
 
 from gpuq.cli import client
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 import pytest
+
 from gpuq.core import decide, fit, snapshot, state
 from gpuq.core.apply import apply
 from gpuq.core.events import AnyAction, AnyEvent, StartAttempt
@@ -18,7 +19,6 @@ from gpuq.core.model import AttemptId, JobId, NodeName, Placement, Reach, Stamp
 from gpuq.core.requests import AnyRequest, NodeReached, Place
 from gpuq.core.state import ClusterState
 from gpuq.errors import UserError
-
 from tests.core.machine_ledger import Ledger
 from tests.core.machine_world import SimulatedNode, World
 

@@ -27,7 +27,6 @@ from gpuq.core.events import (
 )
 from gpuq.core.model import AttemptId, DependencyKind, GpuUuid, Hold, JobId, JobSpec, NodeName
 from gpuq.core.states import JobState, Reason
-
 from tests.core.machine_world import Life, World
 
 UNSEEN = (Reason.SHIM_LOST, Reason.NODE_REBOOTED, Reason.EVIDENCE_LOST, Reason.NODE_DECLARED_DEAD)

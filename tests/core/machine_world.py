@@ -221,6 +221,8 @@ class SimulatedNode:
         entry = self.entries.get(life.attempt)
         if entry is not None and entry.main_gone:
             cause, code, signal = "exited", life.code, None
+        if entry is not None and not entry.shim_lives:
+            cause, code, signal = "shim", None, None  # nobody saw it
         reason = {"timeout": "timeout", "out_of_memory": "out_of_memory"}.get(cause)
         if cause == "stopped" and entry is not None:
             reason = entry.stop

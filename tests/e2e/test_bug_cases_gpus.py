@@ -147,7 +147,8 @@ def test_a04_indices_on_request_are_in_bus_order(nvml: MockNvml, nvml_queue: Cal
 def test_a04_a_job_without_gpus_sees_none(queue: Queue) -> None:
     """CUDA_VISIBLE_DEVICES is empty for a job that asked for no GPU, also over a captured value."""
     environment = {"CUDA_VISIBLE_DEVICES": "0,1"}
-    id_ = queue.gpuq("submit", "--gpus", "0", "--", "bash", "-c", 'echo "[$CUDA_VISIBLE_DEVICES]"', environment=environment).id
+    shown = "bash", "-c", 'echo "[$CUDA_VISIBLE_DEVICES]"'
+    id_ = queue.gpuq("submit", "--gpus", "0", "--", *shown, environment=environment).id
     queue.ended(id_)
     assert queue.output(id_) == "[]\n"
 

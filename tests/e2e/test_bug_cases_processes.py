@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -90,7 +91,7 @@ def test_a02_two_jobs_never_share_a_gpu(new_queue: Callable[..., Queue]) -> None
     assert "BUSY" not in lines
     spans = sorted((int(start), int(end)) for _, start, end in (line.split() for line in lines))
     assert len({line.split()[0] for line in lines}) == 1
-    assert all(one[1] <= other[0] for one, other in zip(spans, spans[1:], strict=False))
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
 
 
 def test_a06_old_pid_and_socket_do_not_stop_a_start(new_queue: Callable[..., Queue], tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_a07_a_stopped_daemon_ends_nobodys_job(new_queue: Callable[..., Queue]) 
 
 
 def test_a07_a_jump_of_the_wall_clock_ends_nobodys_job(new_queue: Callable[..., Queue]) -> None:
-    """The daemon's wall clock jumps two hours: a job with a ten-minute limit runs on, and its elapsed time is honest."""
+    """The wall clock jumps two hours: a job with a ten-minute limit runs on, and its elapsed time is honest."""
     queue = new_queue()
     queue.jump.write_text("0")
     queue.start()

@@ -99,7 +99,7 @@ COMMAND = Command(
         *WHOSE,
         Option(("-a", "--all"), "Ended jobs too."),
         Option(("-l", "--long"), "More columns."),
-        Option(("-o", "--format"), "Fields to list, with commas: jobid,name,state,…", "FIELDS"),
+        Option(("-o", "--format"), "Fields to list, with commas, such as jobid,name,state.", "FIELDS"),
         Option(("-S", "--sort"), "Sort by fields; -FIELD is downward.", "FIELDS"),
         Option(("--noheader",), "No line of headings."),
         Option(("--limit",), "At most this many jobs.", "N"),

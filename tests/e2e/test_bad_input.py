@@ -1,0 +1,274 @@
+"""Input that nobody should send: odd names, huge environments, unknown ids, broken pipes, malformed requests."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from gpuq.socketpath import connect_address
+from tests.e2e.harness import ApiError, Queue, eventually
+
+pytestmark = pytest.mark.e2e
+
+GPUQ = f"{sys.executable} -m gpuq"
+
+
+def in_shell(queue: Queue, line: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a line of bash with the queue's environment."""
+    return subprocess.run(
+        ["bash", "-c", line], env=queue.environment, cwd=queue.work, capture_output=True, timeout=60, check=False
+    )
+
+
+# --- names ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "carriage\rreturn", "x" * 10_240, "nul\0byte", ""])
+def test_names_that_cannot_be_kept_whole(queue: Queue, name: str) -> None:
+    """Through the socket: refused with a sentence, or kept and still shown as one line; never a crash."""
+    try:
+        queue.submit("true", name=name, held=True)
+    except ApiError as error:
+        assert error.status in (400, 409)
+        assert len(error.message) < 300, "the name itself is not poured out"
+        return
+    ran = queue.gpuq("status")
+    assert len(ran.text.splitlines()) == 2
+    assert "\r" not in ran.text
+
+
+def test_names_on_the_command_line(queue: Queue) -> None:
+    """A line break or 10 KB in a name is refused by the command line in one sentence."""
+    for name in ("two\nlines", "x" * 10_240):
+        ran = queue.gpuq("submit", "-J", name, "--", "true", code=None)
+        assert ran.code in (1, 2)
+        assert "name" in ran.error
+        assert len(ran.error) < 500
+    assert queue.jobs() == []
+
+
+def test_escape_codes_in_a_name_stay_text(queue: Queue) -> None:
+    """A name with terminal escapes never reaches the terminal as such."""
+    id_ = queue.submit("true", name="\x1b[2J\x1b]0;owned\x07red", held=True)
+    for words in (("status",), ("show", id_), ("why", id_)):
+        assert b"\x1b" not in queue.gpuq(*words).out
+    assert queue.gpuq("status", id_, "--json").document["job"]["name"].startswith("\x1b[2J")
+
+
+def test_a_huge_environment(queue: Queue) -> None:
+    """An environment of 1 MiB reaches the job whole; one that no program could be given is refused."""
+    large = {f"LARGE_{number}": "v" * 100_000 for number in range(10)}
+    id_ = queue.gpuq("submit", "--", "bash", "-c", "env | grep -c ^LARGE_; printf %s $LARGE_9 | wc -c", environment=large).id
+    assert queue.ended(id_)["state"] == "COMPLETED"
+    assert queue.output(id_).split() == ["10", "100000"]
+    body = queue.body("true")
+    body["environment"] = base64.b64encode(b"A=" + b"x" * (9 << 20)).decode()
+    with pytest.raises(ApiError, match="bytes"):
+        queue.api.post("/v1/jobs", body)
+
+
+def test_an_environment_that_is_not_utf8(queue: Queue) -> None:
+    """Values are bytes, and reach the job as they are."""
+    body = queue.body(["printenv", "RAW"])
+    body["environment"] = base64.b64encode(b"PATH=/usr/bin:/bin\0RAW=caf\xe9\xff").decode()
+    id_ = queue.api.post("/v1/jobs", body)["id"]
+    queue.ended(id_)
+    assert queue.gpuq("logs", id_).out == b"caf\xe9\xff\n"
+
+
+# --- ids ------------------------------------------------------------------------------------------------
+
+VERBS = (
+    ("show",), ("status",), ("logs",), ("logs", "-f"), ("wait",), ("cancel",), ("cancel", "-s", "USR1"), ("why",),
+    ("hold",), ("release",), ("requeue",), ("update", "--time", "5"), ("attach",), ("submit", "--like"), ("prune", "-y"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", VERBS, ids=" ".join)
+def test_unknown_ids_are_exit_1(queue: Queue, words: tuple[str, ...]) -> None:
+    """Every verb says which id does not exist, with exit code 1."""
+    ran = queue.gpuq(*words, "4242", code=1)
+    assert "4242" in ran.error
+    assert ran.out == b""
+
+
+@pytest.mark.parametrize("verb", ["cancel", "hold", "wait", "show", "release", "requeue"])
+def test_an_unknown_id_in_a_list_changes_nothing(queue: Queue, verb: str) -> None:
+    """One unknown id in a list is exit 1, and the others are left as they were."""
+    id_ = queue.submit("true", held=verb != "hold", begin_at=4e9)
+    before = queue.job(id_)
+    assert "4242" in queue.gpuq(verb, f"{id_},4242", code=1).error
+    after = queue.job(id_)
+    assert (after["state"], after["held"]) == (before["state"], before["held"])
+
+
+@pytest.mark.parametrize("word", ["abc", "1-", "-3", "1_", "5-1", "1,,2x", "١"])
+def test_words_that_are_no_ids_are_usage_errors(queue: Queue, word: str) -> None:
+    """What is not an id is exit 2."""
+    assert queue.gpuq("show", "--", word, code=2).error
+
+
+# --- pipes ----------------------------------------------------------------------------------------------
+
+
+def test_a_broken_pipe_is_a_quiet_end(queue: Queue) -> None:
+    """`| head` ends every list without a word and without a traceback."""
+    queue.api.post("/v1/jobs", queue.body("true", tasks=range(3000), held=True))
+    id_ = queue.submit("seq 200000")
+    queue.ended(id_)
+    queue.api.post("/v1/jobs/batch", {"submits": [queue.body("true", held=True, name="n" * 500) for _ in range(500)]})
+    for words in ("status --all", "status --json", f"logs {id_}", f"logs -f {id_}", "history"):
+        done = in_shell(queue, f"{GPUQ} {words} | head -c 100 >/dev/null; echo ${{PIPESTATUS[0]}}")
+        assert done.stderr == b"", words
+        assert done.stdout in (b"0\n", b"141\n"), words
+
+
+def test_closed_standard_output(queue: Queue) -> None:
+    """A command whose output is closed does its work and does not crash."""
+    done = in_shell(queue, f"{GPUQ} submit -- true >&-; {GPUQ} status >/dev/full; true")
+    assert b"Traceback" not in done.stderr
+    assert len(queue.jobs()) == 1
+
+
+# --- requests -------------------------------------------------------------------------------------------
+
+
+def test_the_same_key_twice_makes_one_job(new_queue: Callable[..., Queue]) -> None:
+    """A submit repeated with its key (at once, in parallel, after a kill -9) is the same job."""
+    queue = new_queue().start()
+    body = queue.body("echo run >>runs", key="the key")
+    first = queue.api.post("/v1/jobs", body)
+    assert first["existing"] is False
+    second = queue.api.post("/v1/jobs", body)
+    assert (second["id"], second["existing"]) == (first["id"], True)
+    queue.kill()
+    queue.start()
+    assert queue.api.post("/v1/jobs", body)["id"] == first["id"]
+    other = queue.body("echo run >>runs", key="another key")
+    ids: list[str] = []
+    threads = [threading.Thread(target=lambda: ids.append(queue.api.post("/v1/jobs", other)["id"])) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ids) == 8
+    assert len({first["id"], *ids}) == 2
+    queue.ended(first["id"], ids[0])
+    assert (queue.work / "runs").read_text() == "run\nrun\n"
+
+
+MALFORMED = {
+    "not json": b"{nonsense",
+    "a list": b"[]",
+    "a number": b"7",
+    "empty object": {},
+    "spec is text": {"spec": "x", "environment": ""},
+    "no argv": {"spec": {"name": "x", "cwd": "/"}, "environment": ""},
+    "argv of numbers": {"spec": {"name": "x", "cwd": "/", "argv": [1]}, "environment": ""},
+    "nul in argv": {"spec": {"name": "x", "cwd": "/", "argv": ["echo", "a\0b"]}, "environment": ""},
+    "nul in cwd": {"spec": {"name": "x", "cwd": "/\0", "argv": ["true"]}, "environment": ""},
+    "relative cwd": {"spec": {"name": "x", "cwd": "here", "argv": ["true"]}, "environment": ""},
+    "surrogate": b'{"spec": {"name": "\\ud800", "cwd": "/", "argv": ["true"]}, "environment": ""}',
+    "negative gpus": {"spec": {"name": "x", "cwd": "/", "argv": ["true"], "resources": {"gpus": -1}}, "environment": ""},
+    "huge gpus": {"spec": {"name": "x", "cwd": "/", "argv": ["true"], "resources": {"gpus": 10**30}}, "environment": ""},
+    "negative limit": {"spec": {"name": "x", "cwd": "/", "argv": ["true"], "time_limit_s": -5}, "environment": ""},
+    "negative grace": {"spec": {"name": "x", "cwd": "/", "argv": ["true"], "grace_s": -5}, "environment": ""},
+    "bad base64": {"spec": {"name": "x", "cwd": "/", "argv": ["true"]}, "environment": "%%%"},
+    "bad tasks": {"spec": {"name": "x", "cwd": "/", "argv": ["true"]}, "environment": "", "tasks": [-1]},
+    "same task twice": {"spec": {"name": "x", "cwd": "/", "argv": ["true"]}, "environment": "", "tasks": [1, 1]},
+    "bad signal": {"spec": {"name": "x", "cwd": "/", "argv": ["true"], "warn_signal": 4000}, "environment": ""},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """One queue for all malformed requests: none of them may change it."""
+    queue = Queue(tmp_path_factory.mktemp("shared"))
+    queue.start()
+    yield queue
+    queue.close()
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_malformed_submits_are_refused(shared: Queue, kind: str) -> None:
+    """A request that does not fit is answered with a sentence (status 4xx), and the daemon serves on."""
+    status, answer = shared.api.exchange("POST", "/v1/jobs", MALFORMED[kind])
+    assert 400 <= status < 500, answer
+    assert answer["schema"] == 1
+    assert answer["error"]["message"]
+    assert shared.jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/nothing", None),
+        ("GET", "/", None),
+        ("DELETE", "/v1/jobs", None),
+        ("GET", "/v1/jobs/%2e%2e%2fetc", None),
+        ("GET", "/v1/jobs?limit=x", None),
+        ("GET", "/v1/jobs?states=NOPE", None),
+        ("GET", "/v1/wait", None),
+        ("GET", "/v1/wait?ids=1&timeout_s=nan", None),
+        ("GET", "/v1/events?since=x", None),
+        ("POST", "/v1/cancel", {"ids": "1"}),
+        ("POST", "/v1/cancel", {"ids": [1]}),
+        ("POST", "/v1/cancel", {}),
+        ("POST", "/v1/signal", {"ids": ["1"], "signal": 99}),
+        ("POST", "/v1/update", {"ids": ["1"], "changes": []}),
+        ("POST", "/v1/nodes/nowhere/drain", {"reason": "x"}),
+        ("POST", "/v1/jobs/batch", {"submits": []}),
+        ("POST", "/v1/jobs/batch", {"submits": [7]}),
+    ],
+)
+def test_malformed_requests_are_refused(shared: Queue, method: str, path: str, body: object) -> None:
+    """Odd paths, queries and bodies get an error object and a status 4xx."""
+    status, answer = shared.api.exchange(method, path, body)
+    assert 400 <= status < 500, answer
+    assert answer["error"]["message"]
+
+
+def test_bytes_that_are_not_http(shared: Queue) -> None:
+    """Garbage, a slow sender and a body cut short do not disturb the others."""
+    senders = []
+    for data in (b"\0" * 4096, b"GET", b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"):
+        sender = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with connect_address(str(shared.api.path)) as address:
+            sender.connect(address)
+        sender.sendall(data)
+        senders.append(sender)
+    assert shared.answers()
+    for sender in senders:
+        sender.close()
+    assert shared.answers()
+
+
+def test_a_body_beyond_the_limit(shared: Queue) -> None:
+    """A body that says it has a gigabyte is refused before it is read."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sender:
+        with connect_address(str(shared.api.path)) as address:
+            sender.connect(address)
+        sender.settimeout(10)
+        sender.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 1073741824\r\n\r\n")
+        assert sender.recv(64).split()[1] in (b"400", b"413")
+    assert shared.answers()
+
+
+def test_many_connections_at_once(shared: Queue) -> None:
+    """300 idle connections of one user: refused or kept, the daemon answers again when they go."""
+    idle = []
+    for _ in range(300):
+        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        one.settimeout(5)
+        with connect_address(str(shared.api.path)) as address:
+            one.connect(address)
+        idle.append(one)
+    for one in idle:
+        one.close()
+    eventually(shared.answers, "the daemon answers")
