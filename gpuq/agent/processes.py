@@ -95,7 +95,7 @@ def send_signal(listing: Callable[[], List[Process]], numbers: Iterable[int], sk
     """Send signals, in order, to every listed process but those in `skip`; returns the pids reached.
 
     `listing` is called twice: handles are opened on the first answer, and only what the second one
-    still lists is signalled.
+    still lists is signalled, in its order: a parent gets a signal before it can see a child die of it.
     """
     opened: Dict[int, int] = {}
     first = {item.pid: item.start_ticks for item in listing() if item.pid not in skip}
@@ -104,11 +104,11 @@ def send_signal(listing: Callable[[], List[Process]], numbers: Iterable[int], sk
     try:
         if _HAS_PIDFD:
             opened = {pid: handle for pid, handle in ((pid, _handle(pid)) for pid in first) if handle >= 0}
-        again = {item.pid for item in listing() if first.get(item.pid) == item.start_ticks}
+        again = [item.pid for item in listing() if first.get(item.pid) == item.start_ticks]
         for number in numbers:
             for pid in again:
                 _send(pid, opened.get(pid, -1), number)
-        return again
+        return set(again)
     finally:
         for handle in opened.values():
             os.close(handle)

@@ -25,7 +25,7 @@ from gpuq.errors import DaemonUnreachable, GpuqError, InternalError
 
 SIMULATED: Final = ("A100:4", "V100:4")
 MOST_RESTARTS: Final = 20
-CLEAN_WITHIN_S: Final = 10.0
+CLEAN_WITHIN_S: Final = 15.0
 _SETTINGS: Final = """\
 [submit]
 grace = "2s"
@@ -45,6 +45,7 @@ class Stage:
         self.restarts = 0
         self.daemon = Daemon(Paths(str(self.home), str(self.home / "gpuq.toml"), True, str(self.home / "gpuq.sock")))
         self._say = say
+        self._environment_before = dict(os.environ)
 
     def open(self, simulated: bool) -> None:
         """Fill the home and start the daemon; raises GpuqError with its last words."""
@@ -90,35 +91,45 @@ class Stage:
     def close(self) -> None:
         """End every job, the daemon and what belongs to them, then remove the home."""
         ignored = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        stop_at = time.monotonic() + CLEAN_WITHIN_S
         try:
-            self._end_jobs()
-            self._end_processes()
+            self._end_jobs(stop_at)
+            self._end_processes(stop_at)
             os.chdir("/")
             shutil.rmtree(self.home, ignore_errors=True)
+            os.environ.clear()
+            os.environ.update(self._environment_before)  # should gpuq itself fail, its log is not the demo's
         finally:
             for number, before in ignored.items():
                 signal.signal(number, before)
 
-    def _end_jobs(self) -> None:
+    def _end_jobs(self, stop_at: float) -> None:
+        """Through a daemon, since only it ends jobs in order, control groups included."""
         try:
-            if not self.daemon.answers():
-                self._start()  # only a daemon ends jobs in order, control groups included
+            while not self.daemon.answers():
+                if not any(_is_daemon(pid) for pid in processes_of(self.home)):
+                    self._start()
+                if time.monotonic() > stop_at:
+                    return
+                time.sleep(0.05)  # it is still starting
             waiting = [job["id"] for job in self.daemon.get("/v1/jobs")["jobs"]]
             if waiting:
                 self.daemon.post("/v1/cancel", {"ids": waiting, "grace_s": 1.0})
-                self.daemon.get("/v1/wait", {"ids": ",".join(waiting), "timeout_s": f"{CLEAN_WITHIN_S}"})
-            self.daemon.post("/v1/shutdown", {}, repeatable=False)
+                self.daemon.get("/v1/wait", {"ids": ",".join(waiting), "timeout_s": stop_at - time.monotonic()})
         except GpuqError:
             return  # what the daemon cannot end, _end_processes ends
 
-    def _end_processes(self) -> None:
-        """Wait until no process of this home is left; after a time, or without a daemon, kill what remains."""
-        orderly = self.daemon.answers() or not processes_of(self.home)
-        stop_at = time.monotonic() + (CLEAN_WITHIN_S if orderly else 0.0)
+    def _end_processes(self, stop_at: float) -> None:
+        """Stop the daemon and wait until no process of this home is left; what is there too long is killed."""
         while left := processes_of(self.home):
             if time.monotonic() > stop_at:
                 for pid in left:
                     _kill(pid)
+            elif self.daemon.answers():
+                try:
+                    self.daemon.post("/v1/shutdown", {}, repeatable=False)
+                except GpuqError:
+                    pass  # it was ending already
             time.sleep(0.05)
 
 
@@ -145,6 +156,13 @@ def processes_of(home: Path) -> list[int]:
         if mark in environment:
             found.append(int(entry))
     return found
+
+
+def _is_daemon(pid: int) -> bool:
+    try:
+        return b"gpuq.daemon" in Path("/proc", str(pid), "cmdline").read_bytes()
+    except OSError:
+        return False  # it has ended
 
 
 def _kill(pid: int) -> None:

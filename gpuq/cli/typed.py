@@ -117,8 +117,13 @@ def _option_info(option: Option) -> Any:
 
 def run_typed(arguments: list[str]) -> int:
     """Read `arguments` with typer and carry them out; its complaints become UsageError."""
+    verb = find_verb(arguments[0]) if arguments else None
     try:
-        outcome = typer_group()(args=arguments, prog_name="gpuq", standalone_mode=False)
+        if verb is None:
+            outcome = typer_group()(args=arguments, prog_name="gpuq", standalone_mode=False)
+        else:  # not by way of the group: reading its options makes typer import pydantic
+            command = typer_command(verb.name, load_command(verb.module))
+            outcome = command(args=arguments[1:], prog_name=f"gpuq {verb.name}", standalone_mode=False)
     except (typer.Exit, GpuqError, BrokenPipeError):
         raise
     except Exception as error:

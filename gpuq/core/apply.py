@@ -227,7 +227,8 @@ def _requeued(state: ClusterState, event: JobRequeued, stamp: Stamp) -> list[Any
 
 def _updated(state: ClusterState, event: JobUpdated, stamp: Stamp) -> list[AnyAction]:
     job = state.jobs[event.job]
-    updated = replace(job, spec=event.spec, not_before_at=event.spec.begin_at)
+    spec = job.spec if event.spec == job.spec else event.spec  # an equal one stays shared by the tasks of its array
+    updated = replace(job, spec=spec, not_before_at=spec.begin_at)
     state.put(updated)
     if event.spec.name != job.spec.name:  # jobs with a singleton dependency look at names
         state.requeue_children(job)

@@ -104,6 +104,23 @@ def _check_spec(spec: JobSpec, request: Submit) -> None:
         )
     if any(len(values) != len(request.tasks) for _, values in spec.values):
         raise UsageError("A sweep must have one value per array task.")
+    _check_values(spec)
+
+
+def _check_values(spec: JobSpec) -> None:
+    """Raise UsageError for what no node could carry out, whoever asks: the command line is not the only client."""
+    texts = (spec.name, spec.cwd, spec.stdout or "", spec.stderr or "", *spec.argv)
+    if any("\0" in text for text in texts):
+        raise UsageError("A name, path or argument contains a NUL character, which no program can be given.")
+    if not spec.cwd.startswith("/"):
+        raise UsageError(f"The working directory '{spec.cwd}' is not an absolute path.")
+    durations = (spec.time_limit_s or 0.0, spec.grace_s, spec.warn_before_s, spec.min_runtime_s)
+    if min(*durations, spec.retries, spec.array_limit) < 0:
+        raise UsageError("Durations, retries and limits cannot be negative.")
+    if spec.warn_signal is not None and not 1 <= spec.warn_signal <= 64:
+        raise UsageError(f"There is no signal {spec.warn_signal}; signals are numbered from 1 to 64.")
+    if not 0 <= spec.umask <= 0o777:
+        raise UsageError("The umask must be from 000 to 777.")
 
 
 def _with_dependencies(state: ClusterState, spec: JobSpec, request: Submit) -> tuple[JobSpec, bool]:
@@ -258,9 +275,11 @@ def _changed(spec: JobSpec, changes: dict[str, Any]) -> JobSpec:
         else:
             raise UsageError(f"'{key}' cannot be changed.")
     try:
-        return msgspec.convert(plain, JobSpec)
+        changed = msgspec.convert(plain, JobSpec)
     except msgspec.ValidationError as error:
         raise UsageError(f"The change does not fit: {error}.") from None
+    _check_values(changed)
+    return changed
 
 
 def _check_changed(state: ClusterState, job: Job, spec: JobSpec) -> None:

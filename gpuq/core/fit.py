@@ -206,7 +206,8 @@ def shortage(state: ClusterState, node: Node, asked: Resources, free: int) -> Ob
             held[by] = held.get(by, 0) + 1
     if held:
         parts = [f"{by} holds {count}" for by, count in list(held.items())[:3]]
-        more = f" and {len(held) - 3} more jobs the rest" if len(held) > 3 else ""
+        others = "another job" if len(held) == 4 else f"{len(held) - 3} more jobs"
+        more = f" and {others} the rest" if len(held) > 3 else ""
         need = f"needs {asked.gpus} on one node" if asked.gpus > 1 else f"needs a GPU of {node.name}"
         message = f"{need}; {', '.join(parts)}{more}"
         return Obstacle(reason=Reason.RESOURCES, message=message, node=node.name)

@@ -13,6 +13,7 @@ after one promise to that job. A pass costs what it starts, plus one look at eac
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from gpuq.core.impact import Weights
 from gpuq.core.model import JobId, Stamp
 from gpuq.core.plan import Plan, Start
 from gpuq.core.problem import Problem, Queue, Site, Waiting, snapshot
-from gpuq.core.profile import ArrayProfile, GpuProfile, MachineProfile
+from gpuq.core.profile import ArrayProfile, GpuProfile, MachineProfile, Pool
 from gpuq.core.state import ClusterState
 
 
@@ -149,25 +150,25 @@ class _Pass:
         best: _Choice | None = None
         asks_machine = bool(queue.shape.resources.cpus or queue.shape.resources.memory_mib)
         count, prediction = queue.gpus, queue.prediction
-        for position, site in enumerate(queue.sites):
-            run_s = prediction.on(site.speed)
-            if count:
-                pool = self.gpus.pool(site.slots)
-                first_s = max(pool.first_s, after_s)
+        pools = self.gpus.pools(queue.sites) if count else [None] * len(queue.sites)
+        speed, run_s = 0.0, prediction.on(0.0)
+        for position, (site, pool) in enumerate(zip(queue.sites, pools, strict=True)):
+            if site.speed != speed:
+                speed = site.speed
+                run_s = prediction.on(speed)
+            if pool is not None:
+                first_s = pool.first_s if pool.first_s > after_s else after_s
                 rival = now if first_s == 0.0 else best
                 if rival is not None and first_s + run_s > rival.end_s:
                     continue
-                start_s = (
-                    self._earliest_s(queue, site, run_s, after_s)
-                    if asks_machine
-                    else self.gpus.earliest_s(pool, count, run_s, after_s)
-                )
-            else:
+            if pool is None or asks_machine:
                 start_s = self._earliest_s(queue, site, run_s, after_s)
+            else:
+                start_s = self.gpus.earliest_s(pool, count, run_s, after_s)
             rival = now if start_s == 0.0 else best
             if start_s == inf or (rival is not None and start_s + run_s > rival.end_s):
                 continue
-            choice = self._choice(site, position, start_s, run_s, count)
+            choice = self._choice(site, pool, position, start_s, run_s, count)
             if start_s == 0.0 and (now is None or choice < now):
                 now = choice
             if best is None or choice < best:
@@ -176,12 +177,14 @@ class _Pass:
             return best, None
         return (best, now) if self._may_wait(queue, best, now) else (now, None)
 
-    def _choice(self, site: Site, position: int, start_s: float, run_s: float, count: int) -> _Choice:
+    def _choice(
+        self, site: Site, pool: Pool | None, position: int, start_s: float, run_s: float, count: int
+    ) -> _Choice:
         left_over = len(site.slots) - count
         load = 0.0
-        if start_s == 0.0 and count:
-            left_over = sum(1 for tail in self.gpus.pool(site.slots).tails if tail == 0.0) - count
-        elif not count:
+        if start_s == 0.0 and pool is not None:
+            left_over = bisect_right(pool.tails, 0.0) - count
+        elif pool is None:
             machine = self.machines[site.machine]
             load = machine.attempts / max(machine.cpus, 1)
         return _Choice(start_s + run_s, start_s, -site.speed, left_over, load, site.memory_mib, position, site)

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from math import inf
 from typing import NamedTuple
 
-from gpuq.core.problem import ArrayRoom, Machine, Problem
+from gpuq.core.problem import ArrayRoom, Machine, Problem, Site
 
 
 class Hole(NamedTuple):
@@ -47,6 +47,7 @@ class GpuProfile:
         self._informed = [slot.informed for slot in problem.slots]
         self._holes: dict[int, list[Hole]] = {}
         self._pools: dict[tuple[int, ...], Pool] = {}
+        self._pools_of_sites: dict[int, list[Pool]] = {}
         self._pools_of: list[list[Pool]] = [[] for _ in problem.slots]
         self.free_now = sum(1 for tail in self._tails if tail == 0.0)
 
@@ -60,6 +61,17 @@ class GpuProfile:
         if pool.stale:
             self._refresh(pool)
         return pool
+
+    def pools(self, sites: tuple[Site, ...]) -> list[Pool]:
+        """The pools of sites that offer GPUs, in their order, up to date."""
+        # Known by the tuple's identity: queues that ask for the same share it, and hashing it would cost more.
+        found = self._pools_of_sites.get(id(sites))
+        if found is None:
+            found = self._pools_of_sites[id(sites)] = [self.pool(site.slots) for site in sites]
+        for pool in found:
+            if pool.stale:
+                self._refresh(pool)
+        return found
 
     def _refresh(self, pool: Pool) -> None:
         pool.ranked = sorted(pool.slots, key=self._tails.__getitem__)
@@ -98,7 +110,8 @@ class GpuProfile:
         holes = [hole for hole in pool.holes if hole.start_s <= start_s and _fits(hole, start_s, run_s)]
         holes.sort(key=lambda hole: (hole.end_s, hole.slot))
         number = bisect_right(pool.tails, start_s)
-        tails = sorted(pool.ranked[:number], key=lambda slot: (-self._tails[slot], slot))
+        tails = sorted(pool.ranked[:number])
+        tails.sort(key=self._tails.__getitem__, reverse=True)  # among equal ones the order of the slots stays
         return [hole.slot for hole in holes], tails
 
     def is_informed(self, slots: list[int], start_s: float) -> bool:

@@ -152,7 +152,7 @@ class Connection:
         known = self._loop.state.nodes.get(node.name)
         if known is not None:
             node = msgspec.structs.replace(node, gpus=inventory.with_use_of(known.gpus, node.gpus))
-        attempts = tuple(inventory.report_of(node.name, frame) for frame in ready.get("attempts") or ())
+        attempts = tuple(inventory.report_of(node.name, frame) for frame in inventory.records_of(ready, "attempts"))
         self.ready.set()
         outcome = await self._loop.ask(NodeReady(node=node, attempts=attempts))
         for note in outcome.notes:
@@ -246,13 +246,14 @@ class Connection:
         return self._loop.state.nodes.get(self.config.name)
 
     async def _take_samples(self, frame: Frame) -> None:
-        for sample in frame.get("gpus") or ():
+        samples = inventory.records_of(frame, "gpus")
+        for sample in samples:
             uuid = GpuUuid(str(sample.get("uuid")))
             self.samples.setdefault(uuid, deque(maxlen=HISTORY_LENGTH)).append(sample)
         node = self._node()
         if node is None:
             return
-        gpus = inventory.with_samples(node.gpus, frame.get("gpus") or (), self.config.ignore)
+        gpus = inventory.with_samples(node.gpus, samples, self.config.ignore)
         if not inventory.same_use(gpus, node.gpus):
             await self._ask(GpusSeen(node=node.name, gpus=gpus, driver_error=node.driver_error))
 
@@ -260,9 +261,7 @@ class Connection:
         node = self._node()
         if node is None:
             return
-        simulated = node.driver == "simulated"
-        seen = tuple(inventory.gpu_of(record, simulated) for record in frame.get("gpus") or ())
-        gpus = inventory.with_use_of(node.gpus, seen)
+        gpus = inventory.with_use_of(node.gpus, inventory.gpus_of(frame, node.driver == "simulated"))
         await self._ask(GpusSeen(node=node.name, gpus=gpus, driver_error=inventory.driver_of(frame)[1]))
 
     async def _watch(self) -> None:

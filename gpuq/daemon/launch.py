@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import pwd
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,12 +85,8 @@ def argv_of(job: Job) -> list[str]:
         return list(job.spec.argv)
     position = (job.task - job.spec.array_min) // max(1, job.spec.array_step)
     values = {"{" + name + "}": row[position] for name, row in job.spec.values}
-    out = []
-    for word in job.spec.argv:
-        for placeholder, value in values.items():
-            word = word.replace(placeholder, value)
-        out.append(word)
-    return out
+    placeholders = re.compile("|".join(map(re.escape, values)))
+    return [placeholders.sub(lambda found: values[found[0]], word) for word in job.spec.argv]
 
 
 def job_environment(job: Job, node: Node, submitted: bytes, places: Places) -> bytes:

@@ -25,6 +25,7 @@ from gpuq.daemon.ports import Clock, Store
 from gpuq.errors import JournalError, Refused, UserError
 from gpuq.journal.archive import ArchivedGpu, ArchivedJob
 from gpuq.journal.failpoints import mutant, reach
+from gpuq.journal.problems import JournalBroken, JournalFull
 
 log = logging.getLogger("gpuq.loop")
 
@@ -132,7 +133,7 @@ class Loop:
             elif events:
                 self._write(now, events, blobs)
             reach("daemon.before_answer")
-        except JournalError as error:
+        except (JournalFull, JournalBroken) as error:
             self._refuse(error, batch)
             return
         except Exception as error:
@@ -150,14 +151,17 @@ class Loop:
 
     def _step(self, asked: Asked, now: Stamp) -> Outcome | None:
         """The outcome of what was asked; a refusal is answered at once and changes nothing."""
+        outcomes: list[Outcome] = []
         try:
             if len(asked.requests) > 1:
                 for request in asked.requests:  # look before the first of them changes anything
                     decide(self.state, request, now)
-            outcomes = [step(self.state, request, now) for request in asked.requests]
+            for request in asked.requests:
+                outcomes.append(step(self.state, request, now))
         except UserError as refusal:
-            if not asked.answer.done():
-                asked.answer.set_exception(refusal)
+            if outcomes:
+                raise  # some of it is carried out already: the state must be loaded again
+            _fail([asked], refusal)
             return None
         return outcomes[0] if len(outcomes) == 1 else _joined(outcomes)
 
@@ -179,14 +183,19 @@ class Loop:
         """Nothing could be written: throw the state away, load it again, and tell every requester."""
         log.error("commit failed: %s", error.message)
         self.degraded = error.message
-        self.load()
         hint = error.hint or "Free some space; gpuq tries again by itself."
         _fail(batch, Refused(f"Nothing was changed: {error.message}", hint))
+        self.load()
 
     def _isolate(self, error: Exception, batch: list[Asked]) -> None:
-        """A request failed inside the core: load the state again, and take the batch's requests one by one."""
-        log.error("a request failed inside the core", exc_info=error)
-        self.load()
+        """One request cannot be carried out or stored: load the state again, and take the batch's one by one."""
+        if not isinstance(error, UserError):
+            log.error("a request failed inside the core", exc_info=error)
+        try:
+            self.load()
+        except JournalError:
+            _fail(batch, error)
+            raise
         left = [asked for asked in batch if not asked.answer.done()]
         if len(left) <= 1:
             _fail(left, error)

@@ -48,6 +48,8 @@ UPKEEP_EVERY_S = 3600.0
 MEND_EVERY_S = 5.0
 START_WITHIN_S = 30.0
 POLL_S = 0.01
+OWNED = "another gpuq daemon owns"  # begins the journal's words to a second daemon
+SOON_S = 1.0  # in which a daemon that owns the journal answers, or is about to end
 
 
 # --- running --------------------------------------------------------------------------------------------
@@ -224,12 +226,37 @@ async def _mend(journal: Journal) -> None:
 
 
 def start_in_background(home: str | None = None, *, allow_rollback: bool = False) -> None:
-    """Start a daemon of its own session and return when it answers; raises GpuqError with its last words."""
+    """Start a daemon of its own session and return when it answers; raises GpuqError with its last words.
+
+    Another daemon may own the journal: one started in the same moment, which answers shortly, or one that is about to
+    end, after which this one is started again.
+    """
     paths = find_paths()
     Path(paths.home).mkdir(mode=0o700, parents=True, exist_ok=True)
     words = Path(paths.home) / "daemon.out"
+    hint = f"Its log: {Path(paths.home) / 'daemon.log'}"
+    deadline = time.monotonic() + START_WITHIN_S
+    while True:
+        process = _spawn(paths, words, allow_rollback)
+        while process.poll() is None and time.monotonic() < deadline:
+            if _answers(paths.socket):
+                return
+            time.sleep(POLL_S)
+        if process.returncode is None:
+            text = f"The daemon (pid {process.pid}) did not answer within {START_WITHIN_S:.0f} s."
+            raise DaemonUnreachable(text, hint)
+        said = _last_words(words)
+        if said and OWNED not in said:
+            raise DaemonUnreachable(f"The daemon ended while starting: {said}", hint)
+        if _answers_soon(paths.socket):
+            return
+        if time.monotonic() > deadline:
+            raise DaemonUnreachable(f"The daemon ended while starting: {said or 'it said nothing'}", hint)
+
+
+def _spawn(paths: Paths, words: Path, allow_rollback: bool) -> subprocess.Popen[bytes]:
     with open(words, "wb") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "gpuq.daemon", *(["--allow-rollback"] if allow_rollback else [])],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -238,19 +265,6 @@ def start_in_background(home: str | None = None, *, allow_rollback: bool = False
             start_new_session=True,
             env=_daemon_environment(paths),
         )
-    deadline = time.monotonic() + START_WITHIN_S
-    while time.monotonic() < deadline:
-        if _answers(paths.socket):
-            return
-        if process.poll() is not None:
-            if _answers_soon(paths.socket):
-                return
-            raise DaemonUnreachable(_last_words(words), f"Its log: {Path(paths.home) / 'daemon.log'}")
-        time.sleep(POLL_S)
-    raise DaemonUnreachable(
-        f"The daemon (pid {process.pid}) did not answer within {START_WITHIN_S:.0f} s.",
-        f"Its log: {Path(paths.home) / 'daemon.log'}",
-    )
 
 
 def _daemon_environment(paths: Paths) -> dict[str, str]:
@@ -275,8 +289,8 @@ def _answers(path: str) -> bool:
 
 
 def _answers_soon(path: str) -> bool:
-    """Another daemon may have been started in the same moment: the loser ends, the winner answers shortly."""
-    deadline = time.monotonic() + 5.0
+    """Whether the daemon that owns the journal answers within a moment."""
+    deadline = time.monotonic() + SOON_S
     while time.monotonic() < deadline:
         if _answers(path):
             return True
@@ -285,9 +299,9 @@ def _answers_soon(path: str) -> bool:
 
 
 def _last_words(path: Path) -> str:
+    """The last line that a daemon wrote before it ended; empty when there is none."""
     try:
         lines = path.read_text("utf-8", "replace").strip().splitlines()
     except OSError:
         lines = []
-    said = lines[-1] if lines else "it said nothing"
-    return f"The daemon ended while starting: {said}"
+    return lines[-1] if lines else ""

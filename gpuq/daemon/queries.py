@@ -6,6 +6,7 @@ whatever its final state is.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -98,9 +99,12 @@ def _number(query: dict[str, str], key: str, default: float | None = None) -> fl
     if text is None or text == "":
         return default
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise UsageError(f"'{key}' must be a number, not '{text}'.") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"'{key}' must be a number, not '{text}'.")
+    return number
 
 
 # --- handlers -------------------------------------------------------------------------------------------
@@ -120,7 +124,7 @@ async def status(desk: Desk, call: Call) -> Json:
         "home": str(desk.home),
         "socket": str(desk.socket),
         "started_at": desk.started_at,
-        "degraded": desk.loop.degraded,
+        "degraded": desk.loop.degraded or (f"{desk.disk_full_text} {DISK_FULL_HINT}" if desk.journal.low_space else None),
         "warnings": [*desk.warnings, *(text for node in state.nodes.values() for text in node.warnings)],
         "strays": len(state.strays),
         "counts": counts,

@@ -12,8 +12,8 @@ def job(identity: str = "41", **changes: Any) -> dict[str, Any]:
     return {
         "id": identity, "array": None, "task": None, "name": "llama-ft", "user": "anna", "uid": 1000,
         "state": "RUNNING", "code": "R", "reason": "None", "message": None, "command": "python train.py",
-        "argv": ["python", "train.py"], "cwd": "/home/anna", "gpus_asked": 4, "gpu_type": "A100", "gpu_memory_mib": None,
-        "cpus": 8, "memory_mib": None, "node": "mill",
+        "argv": ["python", "train.py"], "cwd": "/home/anna", "gpus_asked": 4, "gpu_type": "A100",
+        "gpu_memory_mib": None, "cpus": 8, "memory_mib": None, "node": "mill",
         "gpus": [{"uuid": f"GPU-{place}", "index": place, "type": "A100"} for place in range(4)],
         "submitted_at": NOW - 12000, "begin_at": None, "placed_at": NOW - 11561, "started_at": NOW - 11560,
         "ended_at": None, "time_limit_s": 28800.0, "elapsed_s": 11560.0, "exit_code": None, "exit_signal": None,
@@ -38,7 +38,8 @@ def ended(identity: str = "40", code: int | None = 0, **changes: Any) -> dict[st
     """A job that has ended with `code`."""
     return job(identity, **{
         "name": "probe", "state": "COMPLETED" if code == 0 else "FAILED", "code": "CD" if code == 0 else "F",
-        "reason": "None" if code == 0 else "NonZeroExitCode", "exit_code": code, "wait_exit_code": 1 if code is None else code,
+        "reason": "None" if code == 0 else "NonZeroExitCode", "exit_code": code,
+        "wait_exit_code": 1 if code is None else code,
         "ended_at": NOW - 60, "run_s": 61.0, "elapsed_s": 61.0, "gpus_asked": 1, "expected_end_at": None, **changes,
     })  # fmt: skip
 
@@ -65,8 +66,8 @@ JOBS: list[dict[str, Any]] = [
 NODES: list[dict[str, Any]] = [
     {"name": "mill", "hostname": "mill", "state": "mixed", "reach": "up", "drain": None, "cpus": 64, "cpus_used": 16,
      "memory_mib": 515000, "memory_used_mib": 130000, "gpus_total": 4, "gpus_busy": 2, "containment": "A",
-     "containment_detail": "", "driver": "nvidia 580.65", "driver_error": None, "agent_version": "0.1.0", "boot_id": "b",
-     "warnings": [], "types": {"A100-80G": 4}, "last_seen_s": 1.0, "link_error": None},
+     "containment_detail": "", "driver": "nvidia 580.65", "driver_error": None, "agent_version": "0.1.0",
+     "boot_id": "b", "warnings": [], "types": {"A100-80G": 4}, "last_seen_s": 1.0, "link_error": None},
     {"name": "den", "hostname": "den", "state": "drained*", "reach": "unreachable",
      "drain": {"reason": "new fan", "by": "tom", "at": NOW}, "cpus": None, "cpus_used": None, "memory_mib": None,
      "memory_used_mib": None, "gpus_total": 1, "gpus_busy": 0, "containment": "C", "containment_detail": "",
@@ -81,7 +82,8 @@ def gpu(node: str, index: int, **changes: Any) -> dict[str, Any]:
         "node": node, "index": index, "uuid": f"GPU-{node}-{index}", "type": "A100-80G", "name": "NVIDIA A100",
         "state": "free", "reason": None, "job": None, "job_name": None, "user": None, "utilization": None,
         "memory_used_mib": None, "memory_total_mib": 81920, "power_w": None, "power_limit_w": 400.0, "energy_j": None,
-        "temperature_c": None, "processes": None, "pci_bus_id": None, "parent": None, "utilization_history": [], **changes,
+        "temperature_c": None, "processes": None, "pci_bus_id": None, "parent": None, "utilization_history": [],
+        **changes,
     }  # fmt: skip
 
 

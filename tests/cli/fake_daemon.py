@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, {"schema": 1, **(found(asked) if callable(found) else found)})
         except Failure as failure:
             self._send(failure.status, {"schema": 1, "error": failure.document})
-        except HangUp:
+        except (HangUp, ConnectionError):
             self.close_connection = True
 
     def _send(self, status: int, document: Json) -> None:

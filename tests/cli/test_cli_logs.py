@@ -99,7 +99,7 @@ def test_a_hole_is_named(tmp_path: Path, fake: FakeDaemon, gpuq: Any) -> None:
     answered = gpuq("logs", "5", "--json").json
     assert answered["text"].endswith("end\n")
     assert answered["left_out_bytes"] > 2 << 30
-    assert "[… 3 GiB left out here by the log limit …]" in gpuq("logs", "5").out or "GiB left out" in gpuq("logs", "5").out
+    assert "GiB left out here by the log limit …]" in gpuq("logs", "5").out
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,8 @@ def test_terminal_text(data: bytes, shown: str) -> None:
     whole = TerminalText()
     assert whole.shown(data) + whole.shown(b"", final=True) == shown
     single = TerminalText()
-    assert "".join(single.shown(data[place : place + 1]) for place in range(len(data))) + single.shown(b"", True) == shown
+    bytewise = [single.shown(data[place : place + 1]) for place in range(len(data))]
+    assert "".join(bytewise) + single.shown(b"", True) == shown
 
 
 def test_a_job_that_waits_has_no_log(fake: FakeDaemon, gpuq: Any, tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ def _command(stops_at_word: bool) -> Command:
 
 
 _WORDS = st.sampled_from(
-    ["-g", "--gpus", "--gpus=2", "-g3", "-q", "-qW", "-qg", "-W", "--env", "--env=A=1", "--requeue", "--no-requeue", "--",
-     "-", "x", "2", "A=b", "--nope", "-z", "--quiet=1", "--gpus=", "-gq", "--no-requeue=1", "", "--requeu"]
+    ["-g", "--gpus", "--gpus=2", "-g3", "-q", "-qW", "-qg", "-W", "--env", "--env=A=1", "--requeue", "--no-requeue",
+     "--", "-", "x", "2", "A=b", "--nope", "-z", "--quiet=1", "--gpus=", "-gq", "--no-requeue=1", "", "--requeu"]
 )  # fmt: skip
 
 

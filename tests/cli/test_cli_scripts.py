@@ -87,7 +87,9 @@ def test_directives_without_a_first_line(fake: FakeDaemon, gpuq: Any) -> None:
     assert spec["resources"]["gpus"] == 3
 
 
-def test_a_word_on_path_is_a_command(fake: FakeDaemon, gpuq: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_word_on_path_is_a_command(
+    fake: FakeDaemon, gpuq: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """What the shell would find on PATH is a command, even when a script of that name lies here."""
     tool = tmp_path / "bin" / "tool"
     tool.parent.mkdir()

@@ -71,8 +71,8 @@ def test_a_plain_command(fake: FakeDaemon, gpuq: Any) -> None:
             "terms": [{"kind": "afterok", "job": "1"}, {"kind": "afternotok", "job": "2"}], "any_of": True,
             "keep_on_failed": True}),
         (["-d", "singleton", "--after", "5,6"], "dependencies", {
-            "terms": [{"kind": "singleton", "job": ""}, {"kind": "afterok", "job": "5"}, {"kind": "afterok", "job": "6"}],
-            "any_of": False, "keep_on_failed": False}),
+            "terms": [{"kind": "singleton", "job": ""}, {"kind": "afterok", "job": "5"},
+                      {"kind": "afterok", "job": "6"}], "any_of": False, "keep_on_failed": False}),
     ],
 )  # fmt: skip
 def test_options_reach_the_spec(fake: FakeDaemon, gpuq: Any, options: list[str], field: str, value: Any) -> None:
@@ -177,8 +177,13 @@ def test_a16_the_environment_is_the_submitters(
     ],
 )
 def test_export(
-    fake: FakeDaemon, gpuq: Any, monkeypatch: pytest.MonkeyPatch, options: list[str], there: dict[bytes, bytes], absent: bytes
-) -> None:  # fmt: skip
+    fake: FakeDaemon,
+    gpuq: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    there: dict[bytes, bytes],
+    absent: bytes,
+) -> None:
     """--export as Slurm reads it: a list without ALL takes only what it names (and PATH, HOME and their like)."""
     monkeypatch.setenv("FOO", "me")
     monkeypatch.setenv("BAR", "too")

@@ -186,8 +186,9 @@ class Ledger:
 
     def _is_met(self, job: Promise, kind: DependencyKind, parent: str) -> bool:
         if kind is DependencyKind.SINGLETON:
-            same = [each for each in self.jobs.values() if (each.owner, each.spec.name) == (job.owner, job.spec.name)]
-            return not any(each.active or (each.final is None and each.order < job.order) for each in same if each != job)
+            key = (job.owner, job.spec.name)
+            others = [each for each in self.jobs.values() if (each.owner, each.spec.name) == key and each is not job]
+            return not any(each.active or (each.final is None and each.order < job.order) for each in others)
         if kind is DependencyKind.AFTER_CORR:
             parent = f"{parent}_{job.task}"
         finals = [each.final for each in self.members(parent)]

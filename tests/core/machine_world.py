@@ -158,7 +158,8 @@ class SimulatedNode:
             if entry is not None and entry.stop is None:
                 entry.stop = action.reason
         elif isinstance(action, FenceAttempt):
-            self._fence(attempt)
+            if not self._fence(attempt):
+                return
         elif isinstance(action, ReleaseAttempt):
             if self.look(attempt).phase not in ("starting", "running", "ending"):
                 self.entries.pop(attempt, None)
@@ -166,18 +167,18 @@ class SimulatedNode:
             return
         self.notice(attempt)
 
-    def _fence(self, attempt: AttemptId) -> None:
+    def _fence(self, attempt: AttemptId) -> bool:
+        """False when there is no directory and something that cannot be killed: then only that is reported."""
         entry, life = self.entries.get(attempt), self.world.lives.get(attempt)
-        if entry is None:
-            if not self._swept(life):
-                report = AttemptReport(
-                    node=self.name, attempt=attempt, phase="ending", unkillable=(STUBBORN_PID,)
-                )
-                self.reports.append(report)
-                return
+        if entry is not None:
+            entry.fenced |= entry.claimed_in_boot is None and entry.record is None
+        elif self._swept(life):
             self.entries[attempt] = Entry(asked_in_boot=0, fenced=True)
-        elif entry.claimed_in_boot is None and entry.record is None:
-            entry.fenced = True
+        else:
+            stuck = AttemptReport(node=self.name, attempt=attempt, phase="ending", unkillable=(STUBBORN_PID,))
+            self.reports.append(stuck)
+            return False
+        return True
 
     # --- what happens by itself --------------------------------------------------------------------------
 

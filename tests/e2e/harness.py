@@ -40,6 +40,13 @@ Found = TypeVar("Found")
 # replaced: the monotonic clock never jumps on a real machine either.
 _PATCHED_DAEMON = """
 import importlib, json, os, sys, time
+of_agent = os.environ.pop("GPUQ_FAILPOINTS", None)
+if os.environ["GPUQ_TEST_FAILPOINTS"]:
+    os.environ["GPUQ_FAILPOINTS"] = os.environ["GPUQ_TEST_FAILPOINTS"]
+importlib.import_module("gpuq.journal.failpoints")
+os.environ.pop("GPUQ_FAILPOINTS", None)
+if of_agent is not None:
+    os.environ["GPUQ_FAILPOINTS"] = of_agent
 for place, value in json.loads(os.environ["GPUQ_TEST_CONSTANTS"]).items():
     module, _, name = place.rpartition(".")
     setattr(importlib.import_module(module), name, value)
@@ -96,6 +103,12 @@ def command_line(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
     except OSError:
         return []
+
+
+def living_among(pids: Iterable[int]) -> str:
+    """A line of bash that prints `alive` for each of the pids that is a process and no zombie."""
+    listed = " ".join(map(str, pids))
+    return f"for pid in {listed}; do grep -qs '^State:.[^ZX]' /proc/$pid/status && echo alive; done; true"
 
 
 def pids_with(marker: str) -> list[int]:
@@ -216,13 +229,14 @@ class Queue:
 
     gpus: entries of `[node.local] gpus` (simulated GPUs); empty: the real (or mocked) driver is asked.
     settings: further text of gpuq.toml. environment: further variables of the daemon (and so of its agent).
-    constants: dotted names of module constants to replace in the daemon, such as gpuq.daemon.fleet.SUSPECT_AFTER_S.
+    constants: dotted names of module constants to replace in the daemon, such as gpuq.daemon.connection.PAUSE_S.
+    failpoints: the daemon's own failpoints (journal.*, daemon.*); those of the agent go into `environment`.
     """
 
     def __init__(
         self, directory: Path, gpus: Sequence[str] = ("A100:2",), settings: str = "",
         environment: Mapping[str, str] | None = None, constants: Mapping[str, object] | None = None,
-        home: Path | None = None,
+        failpoints: str = "", home: Path | None = None,
     ) -> None:  # fmt: skip
         self.directory = directory
         self.work = directory / "w"
@@ -234,6 +248,7 @@ class Queue:
         self.set_gpus(gpus)
         self.daemon_environment = dict(environment or {})
         self.constants = dict(constants or {})
+        self.failpoints = failpoints
         self.api = Api(self.home / "gpuq.sock")
         self.process: subprocess.Popen[bytes] | None = None
         self.expects_survivors = False  # a test that ends with its daemon dead cannot end its jobs properly
@@ -259,24 +274,25 @@ class Queue:
 
     # --- the daemon --------------------------------------------------------------------------------------
 
-    def start(self, environment: Mapping[str, str] | None = None) -> Queue:
+    def start(self, *options: str, environment: Mapping[str, str] | None = None) -> Queue:
         """Start a daemon and wait until its socket answers; fails with its last words when it ends instead."""
-        self.launch(environment)
+        self.launch(*options, environment=environment)
         eventually(lambda: self.answers() or not self.is_running(), "the daemon's socket answers")
         assert self.is_running(), f"the daemon ended while starting: {self.last_words()}"
         return self
 
-    def launch(self, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def launch(self, *options: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a daemon without waiting; its output is in `last_words`."""
         assert not self.is_running(), "this home's daemon is running already"
         variables = {**self.environment, **self.daemon_environment, **(environment or {})}
         variables["GPUQ_TEST_CONSTANTS"] = json.dumps(self.constants)
         variables["GPUQ_TEST_JUMP"] = str(self.jump)
-        patched = bool(self.constants) or self.jump.exists()
+        variables["GPUQ_TEST_FAILPOINTS"] = self.failpoints
+        patched = bool(self.constants or self.failpoints) or self.jump.exists()
         program = ["-c", _PATCHED_DAEMON] if patched else ["-m", "gpuq.daemon"]
         with open(self.directory / "words", "ab") as words:
             self.process = subprocess.Popen(
-                [sys.executable, *program], stdin=subprocess.DEVNULL, stdout=words, stderr=words, env=variables,
+                [sys.executable, *program, *options], stdin=subprocess.DEVNULL, stdout=words, stderr=words, env=variables,
                 cwd="/", start_new_session=True,
             )  # fmt: skip
         return self.process

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Queue, eventually, holds_for, is_alive
+from tests.e2e.harness import Queue, eventually, holds_for, is_alive, living_among
 
 pytestmark = pytest.mark.e2e
 
 SHORT_WATCH = {
-    "gpuq.daemon.fleet.WATCH_EVERY_S": 0.2,
-    "gpuq.daemon.fleet.PAUSE_S": 0.5,
-    "gpuq.daemon.fleet.SUSPECT_AFTER_S": 1.5,
-    "gpuq.daemon.fleet.UNREACHABLE_AFTER_S": 120.0,
+    "gpuq.daemon.connection.WATCH_EVERY_S": 0.2,
+    "gpuq.daemon.connection.PAUSE_S": 0.5,
+    "gpuq.daemon.connection.SUSPECT_AFTER_S": 1.5,
+    "gpuq.daemon.connection.UNREACHABLE_AFTER_S": 120.0,
 }
 
 TREES = {
@@ -41,7 +41,7 @@ def test_a01_cancel_ends_the_whole_tree(queue: Queue, tree: str) -> None:
     id_ = queue.submit(TREES[tree], gpus=2, grace_s=0.5)
     pids = [*queue.printed_pids(id_, 2), *queue.job_pids(id_)]
     assert all(is_alive(pid) for pid in pids)
-    following = queue.submit(f"for pid in {' '.join(map(str, pids))}; do test -d /proc/$pid && echo alive; done; true")
+    following = queue.submit(living_among(pids))
     queue.cancel(id_)
     job = queue.ended(id_, within_s=10)
     assert job["state"] == "CANCELLED"
@@ -121,7 +121,7 @@ def test_a06_a_file_in_place_of_the_socket(new_queue: Callable[..., Queue]) -> N
 
 def test_a07_a_stopped_daemon_ends_nobodys_job(new_queue: Callable[..., Queue]) -> None:
     """A daemon that was stopped for longer than its timeouts does not take its own silence for a death."""
-    queue = new_queue(constants={**SHORT_WATCH, "gpuq.daemon.fleet.UNREACHABLE_AFTER_S": 2.5}).start()
+    queue = new_queue(constants={**SHORT_WATCH, "gpuq.daemon.connection.UNREACHABLE_AFTER_S": 2.5}).start()
     id_ = queue.submit("echo $$; sleep 987", time_limit_s=600)
     (pid,) = queue.printed_pids(id_, 1)
     before = queue.job(id_)
@@ -176,7 +176,7 @@ def test_a10_a_stopped_agent_is_not_a_dead_node(new_queue: Callable[..., Queue])
 
 def test_a10_a_silent_agent_is_replaced(new_queue: Callable[..., Queue]) -> None:
     """An agent that stays silent is connected anew after a long, stated time; its job goes on all the while."""
-    constants = {**SHORT_WATCH, "gpuq.daemon.fleet.UNREACHABLE_AFTER_S": 3.0, "gpuq.links.local.CLOSE_WITHIN_S": 0.5}
+    constants = {**SHORT_WATCH, "gpuq.daemon.connection.UNREACHABLE_AFTER_S": 3.0, "gpuq.links.local.CLOSE_WITHIN_S": 0.5}
     queue = new_queue(settings='[gpus]\nsample_every = "0.3s"\n', constants=constants).start()
     id_ = queue.submit("echo $$; until test -e go; do sleep 0.05; done; exit 7")
     (pid,) = queue.printed_pids(id_, 1)

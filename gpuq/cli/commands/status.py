@@ -40,7 +40,8 @@ def status(values: Values) -> int:
 
         jobs = sorted_jobs(jobs, values.text("sort") or "")
     if values.flag("json"):
-        output.write_json({"summary": daemon.get("/v1/status"), "jobs": jobs, "more": answer.get("more", 0)})
+        summary = {name: value for name, value in daemon.get("/v1/status").items() if name != "schema"}
+        output.write_json({"summary": summary, "jobs": jobs, "more": answer.get("more", 0)})
     elif drawn:
         _draw(daemon, jobs, answer.get("more", 0))
     else:
