@@ -14,6 +14,8 @@ from types import TracebackType
 
 from bench.processes import DEADLINE_S, Timed, output_of, timed
 
+MOST_JOBS = 900  # each waiting job keeps a connection open, of which the server takes about a thousand
+
 
 def tsp_program() -> str | None:
     """Path of task-spooler's command, under either name; None when it is not there."""

@@ -94,7 +94,7 @@ def wait_until_none(queue: Queue, states: frozenset[str], within_s: float = DEAD
     while any(state in states for state in counts(queue)):
         if time.monotonic() > end_s:
             raise TimeoutError(f"after {within_s:g} s the jobs are {counts(queue)}")
-        time.sleep(0.05)
+        time.sleep(0.2)  # seldom: each look costs the daemon time, and the jobs' own records say when they ended
 
 
 def empty(queue: Queue) -> None:

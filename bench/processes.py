@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,12 +41,14 @@ def timed(words: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Ti
 
 
 def output_of(words: Sequence[str], environment: Mapping[str, str], cwd: Path) -> str:
-    """What a program prints; raises when it fails."""
-    done = subprocess.run(
-        words, stdin=subprocess.DEVNULL, capture_output=True, env=dict(environment), cwd=cwd, timeout=DEADLINE_S,
-        check=True,
-    )  # fmt: skip
-    return done.stdout.decode()
+    """What a program prints; raises when it fails. Children that it leaves behind may keep its output open."""
+    with tempfile.TemporaryFile() as output:
+        subprocess.run(
+            words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, env=dict(environment), cwd=cwd,
+            timeout=DEADLINE_S, check=True,
+        )  # fmt: skip
+        output.seek(0)
+        return output.read().decode()
 
 
 def cpu_s(pid: int) -> float:

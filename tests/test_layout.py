@@ -81,7 +81,7 @@ CEILINGS = {  # lines; the longest fitting prefix decides
     "gpuq/core/model.py": 400,
     "gpuq/core/states.py": 200,
     "gpuq/core/state.py": 400,
-    "gpuq/core/decide.py": 400,
+    "gpuq/core/decide": 400,
     "gpuq/core/impact.py": 300,
     "gpuq/core/": 350,
     "gpuq/solve/model.py": 400,

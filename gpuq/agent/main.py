@@ -140,14 +140,20 @@ class Agent:
         if parts is None:
             return
         if "forker" in ready:
-            _tell_each(parts.forker.ended(), parts.attempts.shim_ended)
+            self._tell_each(parts.forker.ended(), parts.attempts.shim_ended)
             if parts.forker.descriptor < 0:
                 self._revive_at_s = time.monotonic()
         if "wake" in ready:
-            _tell_each(self._woken(parts.place.wake), parts.attempts.refresh)
+            self._tell_each(self._woken(parts.place.wake), parts.attempts.refresh)
         if "sampler" in ready:
             for frame in parts.feed.read(parts.attempts.shims):
                 self._send_if_ready(frame)
+
+    def _tell_each(self, attempts: List[str], action: Callable[[str], None]) -> None:
+        """Look at attempts there is news of; before `ready` nothing need be told, since it tells everything."""
+        for attempt in dict.fromkeys(attempts) if self._ready else ():
+            if spool.is_attempt(attempt):
+                _guarded(attempt, action, attempt)
 
     def _woken(self, descriptor: int) -> List[str]:
         try:
@@ -259,12 +265,6 @@ class Agent:
         early, self._early = self._early, []
         for frame in early:
             self._receive(frame)
-
-
-def _tell_each(attempts: List[str], action: Callable[[str], None]) -> None:
-    for attempt in dict.fromkeys(attempts):
-        if spool.is_attempt(attempt):
-            _guarded(attempt, action, attempt)
 
 
 def _guarded(what: str, action: Callable[..., None], *arguments: Any) -> None:

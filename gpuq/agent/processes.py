@@ -137,7 +137,22 @@ def kill_sweep(listing: Callable[[], List[Process]], shim_pid: int) -> Set[int]:
     Stopping first keeps a fork bomb from growing while it is being counted. `shim_pid` (also of a dead
     shim) leads a group that is spared: a child that has not left it yet is signalled on its own.
     """
-    spared = {shim_pid, os.getpgrp()}
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    _set_niceness(-20)  # a bomb takes most of the CPU from whoever counts it
+    try:
+        return _stop_and_kill(listing, {shim_pid, os.getpgrp()})
+    finally:
+        _set_niceness(usual)
+
+
+def _set_niceness(niceness: int) -> None:
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    except OSError:
+        pass  # only root may hurry
+
+
+def _stop_and_kill(listing: Callable[[], List[Process]], spared: Set[int]) -> Set[int]:
     stopped: Set[int] = set()
     for _ in range(MAXIMUM_SWEEPS):
         reached = send_signal(listing, (signal.SIGSTOP,), stopped)

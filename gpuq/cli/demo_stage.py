@@ -2,8 +2,8 @@
 
 Owns: the home (gpuq.toml, a copy of the examples, everything the daemon writes) and its complete removal.
 
-One thing to know: a daemon that dies on the way is started again over the same home, as a person would do it; the
-journal and the shims make sure that nothing is lost. Nothing outside the home is read or written.
+One thing to know: a daemon that dies on the way is started again over the same home, as a person would do it. Signals
+are only noted, and looked at between two steps: nothing is interrupted in the middle, so everything can be cleaned up.
 """
 
 from __future__ import annotations
@@ -36,28 +36,43 @@ default_runtime = "5s"
 """
 
 
+class Interrupted(Exception):
+    """The person pressed Ctrl-C, or a signal told the demo to end."""
+
+
 class Stage:
     """The private daemon and its home; close() removes both."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
+        self._signals: list[int] = []
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, frame: self._signals.append(number))
         self.home = Path(tempfile.mkdtemp(prefix="gpuq-demo-"))
         self.work = self.home / "work"
         self.restarts = 0
         self.daemon = Daemon(Paths(str(self.home), str(self.home / "gpuq.toml"), True, str(self.home / "gpuq.sock")))
         self._say = say
         self._environment_before = dict(os.environ)
+        self._was_started = False
 
     def open(self, simulated: bool) -> None:
         """Fill the home and start the daemon; raises GpuqError with its last words."""
         _make_home(self.home, self.work, simulated)
         _point_environment_at(self.daemon.paths, self.work)
         os.chdir(self.work)
+        self.check_signals()
+        self._was_started = True
         self._start()
 
     def _start(self) -> None:
         from gpuq.daemon.main import start_in_background
 
         start_in_background(str(self.home))
+
+    def check_signals(self) -> None:
+        """Raise Interrupted if a signal has come."""
+        if self._signals:
+            raise Interrupted
 
     def get(self, path: str, query: dict[str, Any] | None = None) -> Any:
         """The daemon's answer, from a new daemon if the old one has died."""
@@ -77,6 +92,7 @@ class Stage:
 
     def _answered(self, ask: Callable[[], Any]) -> Any:
         while True:
+            self.check_signals()
             try:
                 if self.daemon.answers():
                     return ask()
@@ -90,18 +106,14 @@ class Stage:
 
     def close(self) -> None:
         """End every job, the daemon and what belongs to them, then remove the home."""
-        ignored = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         stop_at = time.monotonic() + CLEAN_WITHIN_S
-        try:
+        if self._was_started:
             self._end_jobs(stop_at)
-            self._end_processes(stop_at)
-            os.chdir("/")
-            shutil.rmtree(self.home, ignore_errors=True)
-            os.environ.clear()
-            os.environ.update(self._environment_before)  # should gpuq itself fail, its log is not the demo's
-        finally:
-            for number, before in ignored.items():
-                signal.signal(number, before)
+        self._end_processes(stop_at)
+        os.chdir("/")
+        shutil.rmtree(self.home, ignore_errors=True)
+        os.environ.clear()
+        os.environ.update(self._environment_before)  # should gpuq itself fail, its log is not the demo's
 
     def _end_jobs(self, stop_at: float) -> None:
         """Through a daemon, since only it ends jobs in order, control groups included."""

@@ -49,6 +49,7 @@ def submission(typed: Values, command: Command) -> Submission:
     cwd = _directory(values)
     asked = {**_program_fields(program, argv, cwd, values), **_spec_fields(values, cwd, remarks), **tasks.spec()}
     spec = _over(like, asked, values)
+    _name_newest(spec.get("dependencies") or {})
     if program.script is None:
         _remark_on_program(argv[0], str(spec["cwd"]), remarks)
     body = _body(values, spec, tasks, program)
@@ -64,6 +65,17 @@ def earlier_spec(identity: str | None) -> dict[str, Any]:
 
     spec: dict[str, Any] = ensure_daemon().get(job_path(one_id([identity])))["job"]["spec"]
     return spec
+
+
+def _name_newest(depends: dict[str, Any]) -> None:
+    """Write the caller's newest job in the place of `last`: a condition must not move to a later job."""
+    terms = [term for term in depends.get("terms", ()) if term["job"] in ("last", "@")]
+    if terms:
+        from gpuq.cli.client import ensure_daemon
+
+        newest = ensure_daemon().get("/v1/jobs", {"ids": "last", "all": 1})["jobs"][0]
+        for term in terms:
+            term["job"] = newest.get("array") or newest["id"]
 
 
 def _over(like: dict[str, Any], asked: dict[str, Any], values: Values) -> dict[str, Any]:

@@ -124,7 +124,11 @@ def run_typed(arguments: list[str]) -> int:
         else:  # not by way of the group: reading its options makes typer import pydantic
             command = typer_command(verb.name, load_command(verb.module))
             outcome = command(args=arguments[1:], prog_name=f"gpuq {verb.name}", standalone_mode=False)
-    except (typer.Exit, GpuqError, BrokenPipeError):
+    except typer.Abort:  # an older click's word for Ctrl-C
+        raise KeyboardInterrupt from None
+    except SystemExit:  # click's own answer to a reader that went away
+        raise BrokenPipeError from None
+    except (GpuqError, BrokenPipeError):
         raise
     except Exception as error:
         if not hasattr(error, "format_message"):

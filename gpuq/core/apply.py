@@ -157,7 +157,7 @@ def _ending(state: ClusterState, event: AttemptEnding, stamp: Stamp) -> list[Any
 def _ended(state: ClusterState, event: AttemptEnded, stamp: Stamp) -> list[AnyAction]:
     job = state.jobs[event.job]
     again = event.state is S.PENDING
-    check_transition(job.id, job.state, Step.REQUEUED if again else Step.ENDED, event.state)
+    check_transition(job.id, job.state, Step.RETRIED if again else Step.ENDED, event.state)
     attempt = replace(
         _attempt_of(job, event.attempt), ended_at=event.ended_at, exit=event.exit, unkillable=()
     )

@@ -6,7 +6,7 @@ raises IllegalTransition before anything is written, and the state stays as it w
 
     PENDING ──placed──▶ CONFIGURING ──started──▶ RUNNING ──main process gone──▶ COMPLETING
        ▲                     │                      │                                │
-       └──────requeued───────┴──────────────────────┴────────────────────────────────┤
+       └──────retried────────┴──────────────────────┴────────────────────────────────┤
                                                                                      ▼
     PENDING ──cancelled, dependency dead──▶ CANCELLED        COMPLETED FAILED CANCELLED TIMEOUT
                                                              OUT_OF_MEMORY NODE_FAIL PREEMPTED DEADLINE
@@ -82,6 +82,7 @@ class Step(str, Enum):
     STARTED = "started"
     ENDING = "ending"
     ENDED = "ended"
+    RETRIED = "retried"  # its attempt ended, and it is to have another
     REQUEUED = "requeued"
     DROPPED = "dropped"
 
@@ -94,13 +95,13 @@ TRANSITIONS: Final[dict[tuple[JobState, Step], frozenset[JobState]]] = {
     (JobState.CONFIGURING, Step.STARTED): frozenset({JobState.RUNNING}),
     (JobState.CONFIGURING, Step.ENDING): frozenset({JobState.COMPLETING}),
     (JobState.CONFIGURING, Step.ENDED): _ENDED_FROM_ATTEMPT,
-    (JobState.CONFIGURING, Step.REQUEUED): frozenset({JobState.PENDING}),
+    (JobState.CONFIGURING, Step.RETRIED): frozenset({JobState.PENDING}),
     (JobState.RUNNING, Step.ENDING): frozenset({JobState.COMPLETING}),
     (JobState.RUNNING, Step.ENDED): _ENDED_FROM_ATTEMPT,
-    (JobState.RUNNING, Step.REQUEUED): frozenset({JobState.PENDING}),
+    (JobState.RUNNING, Step.RETRIED): frozenset({JobState.PENDING}),
     (JobState.COMPLETING, Step.ENDING): frozenset({JobState.COMPLETING}),
     (JobState.COMPLETING, Step.ENDED): _ENDED_FROM_ATTEMPT,
-    (JobState.COMPLETING, Step.REQUEUED): frozenset({JobState.PENDING}),
+    (JobState.COMPLETING, Step.RETRIED): frozenset({JobState.PENDING}),
     **{(state, Step.REQUEUED): frozenset({JobState.PENDING}) for state in FINAL},
 }
 

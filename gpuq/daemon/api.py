@@ -32,7 +32,9 @@ log = logging.getLogger("gpuq.api")
 
 SCHEMA = 1
 MAX_BODY_BYTES = 64 * 2**20
+MAX_LINE_BYTES = 2**20  # a hundred thousand ids in a query
 BODY_WITHIN_S = 30.0
+STOP_WITHIN_S = 1.0  # for requests in progress when the daemon stops
 
 Json = dict[str, Any]
 _encoder = msgspec.json.Encoder()
@@ -142,13 +144,15 @@ class Api:
 
     async def start(self, listener: socket.socket) -> None:
         """Serve a bound listening socket."""
-        server = web.Server(self._answer, access_log=None)
-        self._runner = web.ServerRunner(server)
+        server = web.Server(self._answer, access_log=None, max_line_size=MAX_LINE_BYTES)
+        self._runner = web.ServerRunner(server, shutdown_timeout=STOP_WITHIN_S)
         await self._runner.setup()
         await web.SockSite(self._runner, listener, backlog=512).start()
 
     async def stop(self) -> None:
-        """Finish what is being answered and close."""
+        """Finish what is being answered and close; long polls answer at once, so that their clients ask again."""
+        self._desk.stopping.set()
+        self._desk.loop.wake()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -196,7 +200,7 @@ class Api:
             raise UsageError(f"The request did not arrive within {BODY_WITHIN_S:.0f} s.") from None
         try:
             body = msgspec.json.decode(data) if data else {}
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise UsageError(f"The request is not JSON: {error}.") from None
         if not isinstance(body, dict):
             raise UsageError("The request must be a JSON object.")
@@ -222,6 +226,9 @@ def bind_socket(path: Path, address: str) -> socket.socket:
     before = os.umask(0o177)
     try:
         listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
     finally:
         os.umask(before)
     listener.listen(512)

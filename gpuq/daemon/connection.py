@@ -78,15 +78,16 @@ class Connection:
         self._places = places
         self._open_link = open_link
         self._link: Link | None = None
+        self._began_steady_s = loop.clock.now().steady_s
+        self.back_off_s = FIRST_BACK_OFF_S  # before the next try to connect
         self._outbox: asyncio.Queue[AnyAction] = asyncio.Queue()
 
     async def run(self) -> None:
         """Keep the node connected until cancelled."""
-        back_off_s = FIRST_BACK_OFF_S
         while True:
+            began_steady_s = self._loop.clock.now().steady_s
             try:
                 await self._converse()
-                back_off_s = FIRST_BACK_OFF_S
             except GpuqError as error:
                 self.last_error = error.message
                 log.warning("node %s: %s", self.config.name, error.message)
@@ -96,23 +97,32 @@ class Connection:
             finally:
                 self.introduced.set()
                 await self._hang_up()
-            await self._ask(NodeReached(node=self.config.name, reach=Reach.SUSPECT))
-            await asyncio.sleep(back_off_s)
-            back_off_s = min(LAST_BACK_OFF_S, back_off_s * 2)
+            is_long = self._silent_s() > UNREACHABLE_AFTER_S
+            await self._ask(NodeReached(node=self.config.name, reach=Reach.UNREACHABLE if is_long else Reach.SUSPECT))
+            if self._loop.clock.now().steady_s - began_steady_s > LAST_BACK_OFF_S:
+                self.back_off_s = FIRST_BACK_OFF_S  # the link held for a while
+            await asyncio.sleep(self.back_off_s)
+            self.back_off_s = min(LAST_BACK_OFF_S, self.back_off_s * 2)
 
     async def _hang_up(self) -> None:
         self.ready.clear()
         link, self._link = self._link, None
         self._outbox = asyncio.Queue()
         if link is not None:
-            await link.close()
+            try:
+                await link.close()
+            except Exception:
+                log.exception("node %s: the link was not closed properly", self.config.name)
 
     async def _converse(self) -> None:
         """One life of an agent: hello, ready, then frames both ways until the link ends."""
         link = self._link = await self._open_link()
         await link.send(self._hello())
         frames = link.frames()
-        ready = await asyncio.wait_for(anext(frames, None), READY_WITHIN_S)
+        try:
+            ready = await asyncio.wait_for(anext(frames, None), READY_WITHIN_S)
+        except asyncio.TimeoutError:
+            raise NodeError(f"the agent was not ready within {READY_WITHIN_S:g} s") from None
         if ready is None:
             raise NodeError("the agent ended before it was ready; the log has its last words")
         if ready.get("type") != "ready":
@@ -177,8 +187,9 @@ class Connection:
             action = await outbox.get()
             try:
                 frame = self._frame_of(action)
-            except (GpuqError, OSError) as error:
-                log.error("an action for attempt %s was not sent: %s", action.attempt, error)
+            except Exception as error:
+                unforeseen = not isinstance(error, GpuqError | OSError)
+                log.error("an action for attempt %s was not sent: %s", action.attempt, error, exc_info=unforeseen)
                 asyncio.get_running_loop().call_later(RESEND_S, self.post, action)
                 continue
             if frame is None:
@@ -227,6 +238,11 @@ class Connection:
     def _heard(self) -> None:
         self.last_seen_steady_s = self._loop.clock.now().steady_s
 
+    def _silent_s(self) -> float:
+        """How long nothing has been heard: since the last frame, or since this daemon began to try."""
+        since_s = self._began_steady_s if self.last_seen_steady_s is None else self.last_seen_steady_s
+        return self._loop.clock.now().steady_s - since_s
+
     async def _receive(self, frame: Frame) -> None:
         kind = frame.get("type")
         if kind == "attempt":
@@ -249,7 +265,7 @@ class Connection:
         samples = inventory.records_of(frame, "gpus")
         for sample in samples:
             uuid = GpuUuid(str(sample.get("uuid")))
-            self.samples.setdefault(uuid, deque(maxlen=HISTORY_LENGTH)).append(sample)
+            self.samples.setdefault(uuid, deque(maxlen=HISTORY_LENGTH)).append(dict(sample))
         node = self._node()
         if node is None:
             return
@@ -273,7 +289,7 @@ class Connection:
             if now_s - before_s > WATCH_EVERY_S + PAUSE_S:
                 self._heard()  # this daemon was stopped or asleep: the silence was its own
             before_s = now_s
-            silent_s = now_s - (self.last_seen_steady_s or 0.0)
+            silent_s = self._silent_s()
             if silent_s > UNREACHABLE_AFTER_S:
                 await self._ask(NodeReached(node=self.config.name, reach=Reach.UNREACHABLE))
                 link = self._link
@@ -293,6 +309,8 @@ class Connection:
             outcome = await self._loop.ask(request)
         except GpuqError as error:
             log.warning("node %s: %s", self.config.name, error.message)
+        except Exception:
+            log.exception("node %s: %s was not carried out", self.config.name, type(request).__name__)
         else:
             for note in outcome.notes:
                 log.warning("%s", note)

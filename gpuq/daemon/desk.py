@@ -41,6 +41,13 @@ class Desk:
         return self.loop.state
 
     @property
+    def trouble(self) -> str | None:
+        """Why no new work is taken, in a sentence; None when all is well."""
+        if self.loop.degraded is None and self.journal.low_space:
+            return f"The disk that holds {self.home} is nearly full: no new work is taken. Running jobs go on."
+        return self.loop.degraded
+
+    @property
     def steady_s(self) -> float:
         """This moment on the steady clock."""
         return self.loop.clock.now().steady_s

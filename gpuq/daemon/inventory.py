@@ -45,8 +45,8 @@ def _text(value: object) -> str | None:
 def _real(value: object) -> float | None:
     """A finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _TOO_LARGE:
-        return None  # also not-a-number, which is smaller than nothing
-    return value
+        return None  # not-a-number, too: it is smaller than nothing
+    return float(value)
 
 
 def _whole(value: object) -> int | None:
@@ -80,7 +80,7 @@ def gpu_of(record: Frame, simulated: bool) -> Gpu | None:
     uuid, name = _text(record.get("uuid")), _text(record.get("name")) or "unknown GPU"
     if uuid is None:
         return None
-    health = record.get("health") or Health.OK.value
+    health = _text(record.get("health")) or Health.OK.value
     parent = _text(record.get("parent"))
     peers = _record(record.get("peers")).items()
     return Gpu(
@@ -119,7 +119,7 @@ def driver_of(frame: Frame) -> tuple[str | None, str | None]:
 def node_of(name: NodeName, frame: Frame, cpus: int | None, memory_mib: int | None) -> Node:
     """A node as its `ready` frame describes it; cpus and memory may be set by hand in gpuq.toml."""
     containment = _record(frame.get("containment"))
-    level = containment.get("level")
+    level = _text(containment.get("level"))
     driver, driver_error = driver_of(frame)
     return Node(
         name=name,
@@ -153,7 +153,7 @@ def with_use_of(known: Iterable[Gpu], seen: Iterable[Gpu]) -> tuple[Gpu, ...]:
 def with_samples(gpus: Iterable[Gpu], samples: Iterable[Frame], ignore: Iterable[str]) -> tuple[Gpu, ...]:
     """The GPUs with the foreign use that the samples show; `ignore` names programs that do not count."""
     ignored = set(ignore)
-    by_uuid = {sample.get("uuid"): sample for sample in samples}
+    by_uuid = {_text(sample.get("uuid")): sample for sample in samples}
     return tuple(_with_sample(gpu, by_uuid[gpu.uuid], ignored) if gpu.uuid in by_uuid else gpu for gpu in gpus)
 
 
@@ -179,7 +179,7 @@ def _foreign(processes: Iterable[Frame], ignored: set[str], unsized_only: bool) 
             memory_mib=_whole(process.get("memory_mib")),
         )
         for process in strangers
-        if process.get("name") not in ignored
+        if _text(process.get("name")) not in ignored
         and not (unsized_only and (process.get("memory_mib") is not None or process.get("kind") == "graphics"))
     )
     return tuple(sorted(found, key=lambda who: who.pid))

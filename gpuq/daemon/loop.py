@@ -91,8 +91,13 @@ class Loop:
         self._wake.set()
         return answer
 
+    def wake(self) -> None:
+        """Let everybody who waits in `changed` look again."""
+        committed, self._committed = self._committed, asyncio.Event()
+        committed.set()
+
     async def changed(self, timeout_s: float) -> bool:
-        """Wait for the next commit; False when none came in time."""
+        """Wait for the next commit (or `wake`); False when none came in time."""
         committed = self._committed
         try:
             await asyncio.wait_for(committed.wait(), timeout_s)
@@ -141,8 +146,7 @@ class Loop:
             return
         _answer(outcomes)
         if events:
-            committed, self._committed = self._committed, asyncio.Event()
-            committed.set()
+            self.wake()
             self.on_change(events)
         actions = [action for _, outcome in outcomes for action in outcome.actions]
         if actions:

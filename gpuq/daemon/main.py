@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuq.config import Config, NodeConfig, Paths, find_paths, load
-from gpuq.core.model import BlobId, Job, NodeName
-from gpuq.core.requests import SkipIds, Tick
+from gpuq.core.model import BlobId, Job, NodeName, Reach
+from gpuq.core.requests import NodeReached, SkipIds, Tick
 from gpuq.daemon import launch
 from gpuq.daemon.api import Api, Callers, bind_socket
 from gpuq.daemon.connection import AgentConfig, Connection
@@ -91,6 +91,8 @@ async def _serve(config: Config, paths: Paths, home: Path, journal: Journal) -> 
         log.warning("%s", warning)
     log.info("serving %s with %d jobs", paths.socket, len(loop.state.jobs))
     writer = asyncio.create_task(loop.run())
+    for name in loop.state.nodes:  # what the journal says of a node is old until its agent says hello
+        loop.ask_later(NodeReached(node=name, reach=Reach.SUSPECT))
     background = [writer, *map(asyncio.create_task, _chores(desk, journal, config.prune.forget_after_s))]
     if journal.lost_entries != 0:
         loop.ask_later(SkipIds(count=journal.lost_entries or IDS_SKIPPED))

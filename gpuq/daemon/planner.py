@@ -16,6 +16,8 @@ import logging
 import uuid
 from typing import Any
 
+from msgspec.structs import replace
+
 from gpuq.config import ImpactConfig, PlannerConfig
 from gpuq.core import explain, greedy
 from gpuq.core.decide import step
@@ -37,7 +39,7 @@ from gpuq.core.events import (
 )
 from gpuq.core.fit import best_speed
 from gpuq.core.impact import Outcome, Weights, impact_factor, outcome
-from gpuq.core.model import AttemptId, Job
+from gpuq.core.model import AttemptId, Job, Resources
 from gpuq.core.plan import Plan, Start
 from gpuq.core.problem import snapshot
 from gpuq.core.requests import Place, Submit
@@ -110,9 +112,14 @@ class DaemonPlanner:
             self._loop.ask_later(Place(placement=placement, attempt=AttemptId(str(uuid.uuid4()))))
             for placement in plan.placements()
         ]
-        for answer in asyncio.as_completed(asked):
-            for note in (await answer).notes:
-                log.info("%s", note)
+        for outcome in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(outcome, GpuqError):
+                log.error("a job was not started in this pass: %s", outcome.message)
+            elif isinstance(outcome, BaseException):
+                log.error("a job was not started in this pass", exc_info=outcome)
+            else:
+                for note in outcome.notes:
+                    log.info("%s", note)
 
     # --- the full plan -----------------------------------------------------------------------------------
 
@@ -140,10 +147,14 @@ class DaemonPlanner:
         """The Impact Factor of jobs that run, or ended since a moment; null when none ran."""
         state, now = self._loop.state, self._loop.clock.now()
         found: list[Outcome] = []
+        best: dict[Resources, float] = {}  # speed of the fastest GPU, by request
         for job in state.jobs.values():
             if job.state is JobState.PENDING or (job.ended_at is not None and job.ended_at < since_wall_s):
                 continue
-            known = outcome(state, job, now, best_speed(state, job.spec.resources), self.weights)
+            asked = job.spec.resources
+            if asked not in best:
+                best[asked] = best_speed(state, asked)
+            known = outcome(state, job, now, best[asked], self.weights)
             if known is not None:
                 found.append(known)
         return impact_factor(found)
@@ -160,7 +171,7 @@ class DaemonPlanner:
         """Where and when a job would start: the submit is carried out on a copy of the state."""
         now = self._loop.clock.now()
         copy = from_bytes(to_bytes(self._loop.state))
-        result = step(copy, request, now)
+        result = step(copy, replace(request, key=""), now)  # a key that is known would make no job to look at
         id_ = next(event.id for event in result.events if isinstance(event, JobsSubmitted))
         job = copy.jobs[copy.members(id_)[0]]
         plan = greedy.plan(snapshot(copy, now, self.weights))

@@ -102,8 +102,8 @@ def _number(query: dict[str, str], key: str, default: float | None = None) -> fl
         number = float(text)
     except ValueError:
         number = math.nan
-    if not math.isfinite(number):
-        raise UsageError(f"'{key}' must be a number, not '{text}'.")
+    if not 0 <= number < math.inf:
+        raise UsageError(f"'{key}' must be a number from 0 on, not '{text}'.")
     return number
 
 
@@ -124,7 +124,7 @@ async def status(desk: Desk, call: Call) -> Json:
         "home": str(desk.home),
         "socket": str(desk.socket),
         "started_at": desk.started_at,
-        "degraded": desk.loop.degraded or (f"{desk.disk_full_text} {DISK_FULL_HINT}" if desk.journal.low_space else None),
+        "degraded": desk.trouble,
         "warnings": [*desk.warnings, *(text for node in state.nodes.values() for text in node.warnings)],
         "strays": len(state.strays),
         "counts": counts,
@@ -206,7 +206,7 @@ async def wait(desk: Desk, call: Call) -> Json:
         ended = [job.state.is_final for job in found]
         done = any(ended) if any_of else all(ended)
         left_s = deadline_s - desk.steady_s
-        if done or left_s <= 0 or not await desk.loop.changed(left_s):
+        if done or left_s <= 0 or desk.stopping.is_set() or not await desk.loop.changed(left_s):
             return {"done": done, "jobs": [_full(desk, job) for job in found]}
 
 

@@ -52,11 +52,14 @@ MAX_BATCH = 10_000
 async def submit(desk: Desk, call: Call) -> Json:
     """One job or one array."""
     parcel = intake.Parcel()
-    await _ready_for_work(desk)
-    request = _resolve(desk, intake.submit_of(call.body, call.by, parcel))
+    request = intake.submit_of(call.body, call.by, parcel)
     existing = desk.state.keys.get(request.key) if request.key else None
+    if existing is None:  # what is acknowledged already is answered even when no new work is taken
+        await _ready_for_work(desk)
+        request = _resolve(desk, request)
     outcome = await desk.loop.ask(request, parcel.blobs)
-    id_ = existing or _new_id(desk, request, outcome.events)
+    made = next((event.id for event in outcome.events if isinstance(event, JobsSubmitted)), None)
+    id_ = made or desk.state.keys[request.key]
     members = desk.state.members(id_)
     state = desk.state.jobs[members[0]].state.value if members else "PENDING"
     return {
@@ -64,25 +67,15 @@ async def submit(desk: Desk, call: Call) -> Json:
         "tasks": len(desk.state.tasks.get(id_, ())),
         "state": state,
         "notes": outcome.notes,
-        "existing": existing is not None,
+        "existing": made is None,
     }
 
 
 async def _ready_for_work(desk: Desk) -> None:
     """Wait for nodes never seen before; raise Refused when the disk cannot take new work."""
-    if desk.journal.low_space:
-        raise Refused(
-            f"The disk that holds {desk.home} is nearly full: no new work is taken. Running jobs go on.",
-            "Free some space; gpuq takes new work by itself then.",
-        )
+    if desk.journal.low_space and desk.trouble is not None:
+        raise Refused(desk.trouble, "Free some space; gpuq takes new work by itself then.")
     await desk.fleet.first_contact(desk.state)
-
-
-def _new_id(desk: Desk, request: Submit, events: list[AnyEvent]) -> JobId:
-    for event in events:
-        if isinstance(event, JobsSubmitted):
-            return event.id
-    return desk.state.keys[request.key]
 
 
 def _resolve(desk: Desk, request: Submit) -> Submit:
@@ -98,12 +91,18 @@ async def submit_batch(desk: Desk, call: Call) -> Json:
         raise UsageError("A batch needs 'submits': a list of submit objects.")
     if len(submits) > MAX_BATCH:
         raise UsageError(f"A batch has at most {MAX_BATCH} submits; this one has {len(submits)}.")
-    parcel = intake.Parcel(call.body.get("blobs") or {})
+    parcel = intake.Parcel(call.body.get("blobs"))
     await _ready_for_work(desk)
     requests = [_resolve(desk, intake.submit_of(each, call.by, parcel)) for each in submits]
     outcome = await desk.loop.ask_all(requests, parcel.blobs)
-    ids = [event.id for event in outcome.events if isinstance(event, JobsSubmitted)]
-    return {"ids": ids, "notes": outcome.notes}
+    return {"ids": _ids_of_batch(desk, requests, outcome.events), "notes": outcome.notes}
+
+
+def _ids_of_batch(desk: Desk, requests: list[Submit], events: list[AnyEvent]) -> list[JobId]:
+    """One id for each submit, in order: a key that was known makes no event, and has its id in the state."""
+    made = [event for event in events if isinstance(event, JobsSubmitted)]
+    without_key = iter([event.id for event in made if not event.key])
+    return [desk.state.keys[request.key] if request.key else next(without_key) for request in requests]
 
 
 async def dry_run(desk: Desk, call: Call) -> Json:
@@ -177,12 +176,13 @@ def _touched(events: list[AnyEvent]) -> list[JobId]:
 
 async def prune(desk: Desk, call: Call) -> Json:
     """Forget ended jobs, in the state and in the archive; those still needed are kept and named."""
-    body = call.body
-    before = body.get("ended_before")
-    wanted = chosen_jobs(desk, call.by, body)
-    ended = [job for job in wanted if job.state.is_final and (before is None or (job.ended_at or 0.0) < before)]
-    pruned, kept = await _prune_state(desk, call.by, ended)
-    pruned += _prune_archive(desk, body, before, {each["id"] for each in kept})
+    filters = intake.prune_filters(call.body)
+    before = filters.ended_before
+    chosen = chosen_jobs(desk, call.by, {"ids": filters.ids, "states": filters.states, "user": filters.user})
+    ended = [job for job in chosen if job.state.is_final and (before is None or (job.ended_at or 0.0) < before)]
+    pruned, kept = await _prune_state(desk, call.by, [job for job in ended if job.id in desk.state.jobs])
+    ids = tuple(job.id for job in ended) if filters.ids else None
+    pruned += _prune_archive(desk, filters, ids, {each["id"] for each in kept})
     return {"pruned": list(dict.fromkeys(pruned)), "kept": kept}
 
 
@@ -191,29 +191,35 @@ async def forget_ended_before(desk: Desk, wall_s: float) -> None:
     by = User(name="gpuq", uid=0, is_admin=True)
     ended = [job for job in desk.state.jobs.values() if job.ended_at is not None and job.ended_at < wall_s]
     await _prune_state(desk, by, ended)
-    _prune_archive(desk, {}, wall_s, set(desk.state.jobs))
+    _prune_archive(desk, intake.PruneFilters(ended_before=wall_s), None, set(desk.state.jobs))
 
 
 async def _prune_state(desk: Desk, by: User, ended: list[Job]) -> tuple[list[JobId], list[Json]]:
+    """Ask for each job by itself, all in one go: one that must stay keeps none of the others."""
     pruned: list[JobId] = []
     kept: list[Json] = []
-    for job in ended:
-        try:
-            outcome = await desk.loop.ask(Prune(jobs=(job.id,), by=by))
-        except (Refused, Forbidden) as error:
-            kept.append({"id": job.id, "reason": error.message})
-            continue
-        pruned += [id_ for event in outcome.events if isinstance(event, JobsForgotten) for id_ in event.jobs]
+    asked = [desk.loop.ask_later(Prune(jobs=(job.id,), by=by)) for job in ended]
+    for job, outcome in zip(ended, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+        if isinstance(outcome, Refused | Forbidden):
+            kept.append({"id": job.id, "reason": outcome.message})
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            pruned += [id_ for event in outcome.events if isinstance(event, JobsForgotten) for id_ in event.jobs]
     return pruned, kept
 
 
-def _prune_archive(desk: Desk, body: Json, before: float | None, kept: set[JobId]) -> list[JobId]:
-    """Forget those that only the archive knows."""
+def _prune_archive(
+    desk: Desk, filters: intake.PruneFilters, ids: tuple[JobId, ...] | None, kept: set[JobId]
+) -> list[JobId]:
+    """Forget those that only the archive knows; `ids`: among these only."""
+    if ids == ():
+        return []
     wanted = HistoryQuery(
-        user=body.get("user"),
-        states=tuple(parse_state(each) for each in body.get("states") or ()),
-        until=before,
-        ids=tuple(JobId(each) for each in body.get("ids") or ()),
+        user=filters.user,
+        states=tuple(parse_state(each) for each in filters.states or ()),
+        until=filters.ended_before,
+        ids=ids or (),
     )
     found = desk.journal.history(wanted)
     gone = [each.job.id for each in found if each.job.id not in desk.state.jobs and each.job.id not in kept]

@@ -12,6 +12,7 @@ import pytest
 
 from tests.agent.driver import AgentDriver, alive, eventually
 
+SLACK_S = 4.0  # for a machine with more runnable processes than cores
 IGNORES_TERM = "trap '' TERM; echo $$; while :; do sleep 0.2; done"
 
 
@@ -40,7 +41,7 @@ def test_term_ignored_is_killed_after_the_grace(leveled: AgentDriver) -> None:
     run.stop(grace_s=0.6)
     assert leveled.phase(run.attempt, "ending")["stopping"] == "cancel"
     record = run.ended()
-    assert 0.6 <= time.monotonic() - begin < 2.6
+    assert 0.6 <= time.monotonic() - begin < 2.6 + SLACK_S
     assert (record["status"], record["signal"], record["reason"]) == ("signaled", signal.SIGKILL, "cancel")
     assert gone(pids)
 
@@ -66,10 +67,8 @@ def test_fork_bomb_ends(leveled: AgentDriver) -> None:
     )
     run = leveled.start(["/usr/bin/env", "python3", "-S", "-E", "-c", bomb])
     run.pids(1)
-    begin = time.monotonic()
     run.stop(grace_s=0.2)
-    run.ended(deadline_s=10)
-    assert time.monotonic() - begin < 2.2
+    run.ended(deadline_s=0.2 + 2 + SLACK_S)
     assert not marked(run.attempt)
 
 
@@ -132,7 +131,7 @@ def test_time_limit_terminates_then_kills(leveled: AgentDriver) -> None:
     run = leveled.start(IGNORES_TERM, time_limit_s=0.5, grace_s=0.4)
     record = run.ended()
     assert (record["signal"], record["reason"]) == (signal.SIGKILL, "timeout")
-    assert 0.9 <= record["run_s"] < 2.9
+    assert 0.9 <= record["run_s"] < 2.9 + SLACK_S
 
 
 def test_time_limit_without_agent(start_agent: object) -> None:
@@ -203,7 +202,7 @@ def test_repeated_stop_never_lengthens(agent: AgentDriver) -> None:
     run.stop(grace_s=1.0, reason="preempt")
     run.stop(grace_s=60, reason="cancel")
     assert run.ended()["reason"] == "preempt"
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 3 + SLACK_S
     other = agent.start(IGNORES_TERM)
     other.pids(1)
     begin = time.monotonic()

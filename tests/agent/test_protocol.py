@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuq.agent import spool
 from gpuq.agent.frames import FrameReader, FrameWriter
 from tests.agent.driver import AgentDriver, eventually
 
@@ -37,6 +38,22 @@ def test_spool_identity_outlives_agents(start_agent: StartAgent) -> None:
     known = first.ready()["spool_id"]
     first.close()
     assert start_agent().ready()["spool_id"] == known
+
+
+def test_ready_comes_first(start_agent: StartAgent) -> None:
+    """News of an attempt that comes while the agent is still getting ready is told by `ready`, never before it."""
+    first = start_agent()
+    run = first.start("true")
+    run.ended()
+    first.close()
+    second = start_agent()
+    for _ in range(200):
+        spool.ring(str(second.spool / spool.WAKE), run.attempt.encode() + b"\n")
+        if second.frames:
+            break
+        second.read(0.02)
+    second.ready()
+    assert second.frames[0]["type"] == "ready"
 
 
 def test_second_agent_is_refused(agent: AgentDriver, start_agent: StartAgent) -> None:

@@ -24,15 +24,21 @@ def children(pid: int, word: str) -> list[int]:
     return [int(item) for item in pids if word in Path(f"/proc/{item}/cmdline").read_text().split("\0")]
 
 
-def test_job_survives_the_agent(start_agent: StartAgent) -> None:
+def held(tmp_path: Path, code: int) -> str:
+    """A job that prints its pid and ends with a code once `<tmp_path>/go` exists."""
+    return f"echo $$; until [ -e {tmp_path / 'go'} ]; do sleep 0.05; done; exit {code}"
+
+
+def test_job_survives_the_agent(start_agent: StartAgent, tmp_path: Path) -> None:
     """`kill -9` of the agent does not touch the job; the next agent reports it running, then its exit code."""
     first = start_agent()
-    run = first.start("echo $$; sleep 1; exit 11")
+    run = first.start(held(tmp_path, 11))
     pids = run.pids(1)
     first.kill()
     second = start_agent()
     assert second.phase_at_start(run.attempt, "running")["shim_pid"] == second.shim_pid(run.attempt)
     assert alive(pids[0])
+    (tmp_path / "go").touch()
     assert second.phase(run.attempt, "ended")["exit_code"] == 11
 
 
@@ -61,12 +67,13 @@ def test_free_shims_end_with_the_forker(start_agent: StartAgent) -> None:
     eventually(lambda: not alive(shim), "the free shim to end")
 
 
-def test_forker_is_started_again(agent: AgentDriver) -> None:
+def test_forker_is_started_again(agent: AgentDriver, tmp_path: Path) -> None:
     """After `kill -9` of the forker running jobs go on and new ones start."""
-    run = agent.start("echo $$; sleep 1; exit 3")
+    run = agent.start(held(tmp_path, 3))
     run.pids(1)
     os.kill(children(agent.process.pid, "forker")[0], signal.SIGKILL)
     assert agent.start("exit 4").ended()["exit_code"] == 4
+    (tmp_path / "go").touch()
     assert run.ended()["exit_code"] == 3
 
 
@@ -176,13 +183,14 @@ def test_fence_before_start(start_agent: StartAgent, tmp_path: Path) -> None:
     second.phase(attempt, "absent")
 
 
-def test_fence_after_start_reports_the_truth(agent: AgentDriver) -> None:
+def test_fence_after_start_reports_the_truth(agent: AgentDriver, tmp_path: Path) -> None:
     """A fence that comes too late changes nothing and is answered with the running attempt."""
-    run = agent.start("echo $$; sleep 0.5; exit 2")
+    run = agent.start(held(tmp_path, 2))
     run.pids(1)
     agent.forget()
     agent.send(type="fence", attempt=run.attempt)
     agent.phase(run.attempt, "running")
+    (tmp_path / "go").touch()
     assert run.ended()["exit_code"] == 2
 
 
@@ -205,11 +213,13 @@ def test_fence_and_start_race(start_agent: StartAgent, tmp_path: Path) -> None:
     assert outcomes == {"fenced", "ended"}
 
 
-def test_release_leaves_what_lives(agent: AgentDriver) -> None:
+def test_release_leaves_what_lives(agent: AgentDriver, tmp_path: Path) -> None:
     """Release of a running attempt does nothing; of an ended one it removes the directory."""
-    run = agent.start("echo $$; sleep 0.4")
+    run = agent.start(held(tmp_path, 0))
     run.pids(1)
     agent.send(type="release", attempt=run.attempt)
+    eventually(lambda: agent.read() or "not released" in agent.stderr(), "the refusal to release")
+    (tmp_path / "go").touch()
     run.ended()
     assert agent.directory(run.attempt).is_dir()
     agent.send(type="release", attempt=run.attempt)

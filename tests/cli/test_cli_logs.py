@@ -193,7 +193,8 @@ def test_follow(fake: FakeDaemon, tmp_path: Path, capfd: pytest.CaptureFixture[s
     with open(file, "wb", buffering=0) as stream:
         stream.write(b"one\n")
         growing.job = job("8", stdout=str(file))
-        time.sleep(0.25)
+        polls = len(fake.queries("/v1/wait"))
+        _wait_until(lambda: len(fake.queries("/v1/wait")) > polls + 1)  # some looks at the file later
         stream.write(b"two\n")
     growing.over.set()
     follower.join(_DEADLINE_S)

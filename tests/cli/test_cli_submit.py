@@ -317,6 +317,13 @@ def test_like(fake: FakeDaemon, gpuq: Any) -> None:
     assert "array_size" not in sent
 
 
+def test_last_in_a_dependency_is_written_out(fake: FakeDaemon, gpuq: Any) -> None:
+    """`-d afterok:last` names the job that is the newest now, an array as a whole."""
+    fake.answer("GET", "/v1/jobs", {"jobs": [ended("9_0", array="9", task=0), ended("9_1", array="9", task=1)]})
+    assert gpuq("submit", "-d", "afterok:last", "true").code == 0
+    assert _spec(fake)["dependencies"]["terms"] == [{"kind": "afterok", "job": "9"}]
+
+
 def test_defaults_of_the_settings(fake: FakeDaemon, gpuq: Any, tmp_path: Path) -> None:
     """[submit] is what an option that was not given means."""
     (tmp_path / "settings/gpuq").mkdir(parents=True)

@@ -14,6 +14,7 @@ from typing import Any
 from gpuq.core.events import (
     AnyEvent,
     AttemptEnded,
+    AttemptEnding,
     AttemptStarted,
     JobDropped,
     JobHeld,
@@ -71,7 +72,7 @@ class Ledger:
         self.drained: set[NodeName] = set()
         self._rules: dict[type, Callable[[Any], None]] = {
             JobsSubmitted: self._submitted, JobPlaced: self._placed, AttemptStarted: self._started,
-            AttemptEnded: self._ended, JobDropped: self._dropped, JobHeld: self._was_held,
+            AttemptEnding: self._ending, AttemptEnded: self._ended, JobDropped: self._dropped, JobHeld: self._was_held,
             JobReleased: self._released, JobRequeued: self._requeued, JobUpdated: self._updated,
             JobsForgotten: self._forgotten, StopOrdered: self._stop_ordered,
         }  # fmt: skip
@@ -204,6 +205,9 @@ class Ledger:
         life = self.world.lives[event.attempt]
         assert life.starts == 1, f"{event.attempt} was reported as started, but it was not"
         self.jobs[event.job].started = True
+
+    def _ending(self, event: AttemptEnding) -> None:
+        self.jobs[event.job].started = True  # or it is over without having begun: both satisfy an `after`
 
     def _stop_ordered(self, event: StopOrdered) -> None:
         self.stops[event.attempt] = event.stop.kind.value

@@ -117,7 +117,8 @@ class SimulatedNode:
         """What the agent finds in the spool; it kills what a dead shim left behind."""
         entry, life = self.entries.get(attempt), self.world.lives.get(attempt)
         job, gpus = (life.job, life.gpus) if life and entry else (None, ())
-        phase, pids, rebooted = "absent", (), False
+        phase, rebooted = "absent", False
+        pids: tuple[int, ...] = ()
         if entry is None:
             pass
         elif entry.record is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
@@ -306,15 +307,16 @@ def test_tasks_of_one_array_may_have_limits_of_their_own() -> None:
 
 def test_the_invariants_notice_a_wrong_index() -> None:
     """Each index is computed anew; the check must not pass on a damaged one."""
-    for damage in (
+    damages: tuple[Callable[[ClusterState], object], ...] = (
         lambda state: state.owners.clear(),
         lambda state: state.attempts.clear(),
         lambda state: state.waiting.clear(),
-        lambda state: state.used_cpus.update(mill=5),
+        lambda state: state.used_cpus.update({MILL: 5}),
         lambda state: state.ended.update({JobId("9"): None}),
         lambda state: state.unmet.add(JobId("9")),
         lambda state: state.children.update({JobId("9"): {JobId("1")}}),
-    ):
+    )
+    for damage in damages:
         state = queue()
         submit(state)
         place(state, submit(state), "mill")

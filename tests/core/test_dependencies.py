@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuq.core.dependencies import Verdict, parents, settle, verdict, without_settled
+from gpuq.core.events import JobDropped
 from gpuq.core.model import Dependencies, Dependency, DependencyKind, Hold, JobId
 from gpuq.core.requests import Cancel, DrainNode, Prune, ReleaseJobs, Requeue, Submit, Update
 from gpuq.core.state import ClusterState
@@ -54,7 +55,7 @@ def is_waiting(state: ClusterState, id_: JobId) -> bool:
         (K.AFTER, S.CANCELLED, V.MET),
     ],
 )
-def test_one_term_by_the_state_of_its_parent(kind: K, parent: S, expected: V) -> None:
+def test_one_term_by_the_state_of_its_parent(kind: DependencyKind, parent: JobState, expected: Verdict) -> None:
     """Each kind follows Slurm's rule."""
     assert settle(kind, parent) is expected
 
@@ -134,7 +135,7 @@ def test_parents_that_end_together_drop_a_child_once() -> None:
     child = submit(state, dependencies=after(K.AFTER_OK, array))
     grandchild = submit(state, dependencies=after(K.AFTER_OK, child))
     done = ask(state, Cancel(jobs=(array, child), by=ANNA))
-    ended = [event.job for event in done.events if type(event).__name__ == "JobDropped"]
+    ended = [event.job for event in done.events if isinstance(event, JobDropped)]
     assert sorted(ended) == sorted([*state.tasks[array], child, grandchild])
 
 
@@ -248,7 +249,9 @@ def test_aftercorr_needs_an_array() -> None:
         (True, {"1": S.FAILED, "2": S.FAILED}, 0, V.NEVER),
     ],
 )
-def test_parents_in_the_archive_are_settled(any_of: bool, ends: dict[str, S], terms_left: int, expected: V) -> None:
+def test_parents_in_the_archive_are_settled(
+    any_of: bool, ends: dict[str, JobState], terms_left: int, expected: Verdict
+) -> None:
     """Their terms go, and NEVER is said when what is gone makes the whole impossible."""
     ended = {JobId(id_): final for id_, final in ends.items()}
     rest, found = without_settled(after(K.AFTER_OK, "1", "2", any_of=any_of), ended)

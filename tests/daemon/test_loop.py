@@ -1,9 +1,9 @@
-"""The single writer: group commit, refusals, faults in a batch, failing writes, and what it promises about durability."""
+"""The single writer: group commit, refusals, faults in a batch, failing writes, and durable before anybody hears."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -64,10 +64,9 @@ def cancel(*ids: str) -> Cancel:
 
 
 @pytest.fixture
-def quick_retry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quick_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     """While degraded, writing is tried again at once."""
     monkeypatch.setattr(loop_module, "RETRY_S", 0.01)
-    yield
 
 
 # --- group commit ---------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from gpuq.core.model import Stamp
 from gpuq.daemon import ports
 from gpuq.daemon.ports import MAX_GAP_S, SystemClock
 from gpuq.journal.store import Journal
-from tests.fakes import FakeAgent, FakeClock, FakeStore
+from gpuq.links.local import LocalLink
+from tests.fakes import FakeClock, FakeLink, FakeStore
 
 
 class Machine:
@@ -91,13 +92,13 @@ def test_ages_only_grow(machine: Machine) -> None:
 
 
 def test_the_protocols_fit_what_is_used() -> None:
-    """The journal, the system's clock and the fakes offer every method of the ports that the loop sees."""
-    for protocol, kinds in (
-        (ports.Clock, (SystemClock, FakeClock)),
-        (ports.Store, (Journal, FakeStore)),
-        (ports.Link, (type(FakeAgent().open), )),
-    ):  # fmt: skip
+    """The journal, the system's clock, the local link and the fakes offer every method of their port."""
+    fitting = {
+        ports.Clock: (SystemClock(), FakeClock()),
+        ports.Store: (Journal, FakeStore()),
+        ports.Link: (LocalLink, FakeLink),
+    }
+    for protocol, offered in fitting.items():
         names = [name for name in vars(protocol) if not name.startswith("_")]
         assert names
-        if protocol is not ports.Link:
-            assert [name for kind in kinds for name in names if not hasattr(kind, name)] == []
+        assert [(each, name) for each in offered for name in names if not hasattr(each, name)] == []

@@ -35,3 +35,12 @@ def queue(new_queue: Callable[..., Queue]) -> Queue:
     """A running queue with two simulated GPUs."""
     queue: Queue = new_queue()
     return queue.start()
+
+
+@pytest.fixture(scope="module")
+def shared_queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
+    """One running queue for all tests of a module that leave it as it was: what is refused changes nothing."""
+    queue = Queue(tmp_path_factory.mktemp("shared"))
+    queue.start()
+    yield queue
+    queue.close()

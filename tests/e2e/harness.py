@@ -292,8 +292,8 @@ class Queue:
         program = ["-c", _PATCHED_DAEMON] if patched else ["-m", "gpuq.daemon"]
         with open(self.directory / "words", "ab") as words:
             self.process = subprocess.Popen(
-                [sys.executable, *program, *options], stdin=subprocess.DEVNULL, stdout=words, stderr=words, env=variables,
-                cwd="/", start_new_session=True,
+                [sys.executable, *program, *options], stdin=subprocess.DEVNULL, stdout=words, stderr=words,
+                env=variables, cwd="/", start_new_session=True,
             )  # fmt: skip
         return self.process
 
@@ -372,7 +372,7 @@ class Queue:
     def shim(self, id_: str) -> int:
         """Pid of the shim that guards a job's attempt."""
         attempt = self.job(id_)["attempt"]
-        return int(eventually(lambda: self.claim(attempt).get("shim_pid"), f"job {id_} is claimed by a shim"))
+        return int(eventually(lambda: self.claim(attempt), f"job {id_} is claimed by a shim")["shim_pid"])
 
     def job_pids(self, id_: str) -> list[int]:
         """Living processes of a job's present attempt that kept the marker in their environment."""

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -42,14 +42,15 @@ def test_names_that_cannot_be_kept_whole(queue: Queue, name: str) -> None:
     assert "\r" not in ran.text
 
 
-def test_names_on_the_command_line(queue: Queue) -> None:
+def test_names_on_the_command_line(shared_queue: Queue) -> None:
     """A line break or 10 KB in a name is refused by the command line in one sentence."""
+    before = shared_queue.jobs()
     for name in ("two\nlines", "x" * 10_240):
-        ran = queue.gpuq("submit", "-J", name, "--", "true", code=None)
+        ran = shared_queue.gpuq("submit", "-J", name, "--", "true", code=None)
         assert ran.code in (1, 2)
         assert "name" in ran.error
         assert len(ran.error) < 500
-    assert queue.jobs() == []
+    assert shared_queue.jobs() == before
 
 
 def test_escape_codes_in_a_name_stay_text(queue: Queue) -> None:
@@ -92,9 +93,9 @@ VERBS = (
 
 
 @pytest.mark.parametrize("words", VERBS, ids=" ".join)
-def test_unknown_ids_are_exit_1(queue: Queue, words: tuple[str, ...]) -> None:
+def test_unknown_ids_are_exit_1(shared_queue: Queue, words: tuple[str, ...]) -> None:
     """Every verb says which id does not exist, with exit code 1."""
-    ran = queue.gpuq(*words, "4242", code=1)
+    ran = shared_queue.gpuq(*words, "4242", code=1)
     assert "4242" in ran.error
     assert ran.out == b""
 
@@ -109,10 +110,29 @@ def test_an_unknown_id_in_a_list_changes_nothing(queue: Queue, verb: str) -> Non
     assert (after["state"], after["held"]) == (before["state"], before["held"])
 
 
-@pytest.mark.parametrize("word", ["abc", "1-", "-3", "1_", "5-1", "1,,2x", "١"])
-def test_words_that_are_no_ids_are_usage_errors(queue: Queue, word: str) -> None:
+@pytest.mark.parametrize("word", ["abc", "1-", "-3", "1_", "5-1", "1,,2x", "12_[²]"])
+def test_words_that_are_no_ids_are_usage_errors(shared_queue: Queue, word: str) -> None:
     """What is not an id is exit 2."""
-    assert queue.gpuq("show", "--", word, code=2).error
+    assert shared_queue.gpuq("show", "--", word, code=2).error
+
+
+@pytest.mark.parametrize("indices", ["²", "1-²", "0-", "5-1", "a", "0-3%", "-1", "0-999999999"])
+def test_array_indices_that_are_none(shared_queue: Queue, indices: str) -> None:
+    """What is no list of array indices is exit 2 with a sentence, and nothing is queued."""
+    before = shared_queue.jobs()
+    ran = shared_queue.gpuq("submit", f"--array={indices}", "--", "true", code=2)
+    assert "gpuq itself failed" not in ran.error
+    assert shared_queue.jobs() == before
+
+
+def test_thousands_of_ids_in_one_command(queue: Queue) -> None:
+    """A range of 3000 ids is listed, cancelled and waited for like one id."""
+    body = queue.body("true", held=True)
+    answer = queue.api.post("/v1/jobs/batch", {"submits": [{**body, "key": f"key {n}"} for n in range(3000)]})
+    assert len(answer["ids"]) == 3000
+    assert len(queue.gpuq("status", "1-3000", "--noheader").text.splitlines()) == 3000
+    queue.gpuq("cancel", "1-3000")
+    assert queue.gpuq("wait", "-q", "1-3000", code=1).err == b""
 
 
 # --- pipes ----------------------------------------------------------------------------------------------
@@ -195,23 +215,15 @@ MALFORMED = {
 }
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
-    """One queue for all malformed requests: none of them may change it."""
-    queue = Queue(tmp_path_factory.mktemp("shared"))
-    queue.start()
-    yield queue
-    queue.close()
-
-
 @pytest.mark.parametrize("kind", MALFORMED)
-def test_malformed_submits_are_refused(shared: Queue, kind: str) -> None:
+def test_malformed_submits_are_refused(shared_queue: Queue, kind: str) -> None:
     """A request that does not fit is answered with a sentence (status 4xx), and the daemon serves on."""
-    status, answer = shared.api.exchange("POST", "/v1/jobs", MALFORMED[kind])
+    before = shared_queue.jobs()
+    status, answer = shared_queue.api.exchange("POST", "/v1/jobs", MALFORMED[kind])
     assert 400 <= status < 500, answer
     assert answer["schema"] == 1
     assert answer["error"]["message"]
-    assert shared.jobs() == []
+    assert shared_queue.jobs() == before
 
 
 @pytest.mark.parametrize(
@@ -236,48 +248,48 @@ def test_malformed_submits_are_refused(shared: Queue, kind: str) -> None:
         ("POST", "/v1/jobs/batch", {"submits": [7]}),
     ],
 )
-def test_malformed_requests_are_refused(shared: Queue, method: str, path: str, body: object) -> None:
+def test_malformed_requests_are_refused(shared_queue: Queue, method: str, path: str, body: object) -> None:
     """Odd paths, queries and bodies get an error object and a status 4xx."""
-    status, answer = shared.api.exchange(method, path, body)
+    status, answer = shared_queue.api.exchange(method, path, body)
     assert 400 <= status < 500, answer
     assert answer["error"]["message"]
 
 
-def test_bytes_that_are_not_http(shared: Queue) -> None:
+def test_bytes_that_are_not_http(shared_queue: Queue) -> None:
     """Garbage, a slow sender and a body cut short do not disturb the others."""
     senders = []
     for data in (b"\0" * 4096, b"GET", b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"):
         sender = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with connect_address(str(shared.api.path)) as address:
+        with connect_address(str(shared_queue.api.path)) as address:
             sender.connect(address)
         sender.sendall(data)
         senders.append(sender)
-    assert shared.answers()
+    assert shared_queue.answers()
     for sender in senders:
         sender.close()
-    assert shared.answers()
+    assert shared_queue.answers()
 
 
-def test_a_body_beyond_the_limit(shared: Queue) -> None:
+def test_a_body_beyond_the_limit(shared_queue: Queue) -> None:
     """A body that says it has a gigabyte is refused before it is read."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sender:
-        with connect_address(str(shared.api.path)) as address:
+        with connect_address(str(shared_queue.api.path)) as address:
             sender.connect(address)
         sender.settimeout(10)
         sender.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 1073741824\r\n\r\n")
         assert sender.recv(64).split()[1] in (b"400", b"413")
-    assert shared.answers()
+    assert shared_queue.answers()
 
 
-def test_many_connections_at_once(shared: Queue) -> None:
+def test_many_connections_at_once(shared_queue: Queue) -> None:
     """300 idle connections of one user: refused or kept, the daemon answers again when they go."""
     idle = []
     for _ in range(300):
         one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         one.settimeout(5)
-        with connect_address(str(shared.api.path)) as address:
+        with connect_address(str(shared_queue.api.path)) as address:
             one.connect(address)
         idle.append(one)
     for one in idle:
         one.close()
-    eventually(shared.answers, "the daemon answers")
+    eventually(shared_queue.answers, "the daemon answers")

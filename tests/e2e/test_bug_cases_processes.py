@@ -176,7 +176,8 @@ def test_a10_a_stopped_agent_is_not_a_dead_node(new_queue: Callable[..., Queue])
 
 def test_a10_a_silent_agent_is_replaced(new_queue: Callable[..., Queue]) -> None:
     """An agent that stays silent is connected anew after a long, stated time; its job goes on all the while."""
-    constants = {**SHORT_WATCH, "gpuq.daemon.connection.UNREACHABLE_AFTER_S": 3.0, "gpuq.links.local.CLOSE_WITHIN_S": 0.5}
+    constants = {**SHORT_WATCH, "gpuq.daemon.connection.UNREACHABLE_AFTER_S": 3.0}
+    constants["gpuq.links.local.CLOSE_WITHIN_S"] = 0.5
     queue = new_queue(settings='[gpus]\nsample_every = "0.3s"\n', constants=constants).start()
     id_ = queue.submit("echo $$; until test -e go; do sleep 0.05; done; exit 7")
     (pid,) = queue.printed_pids(id_, 1)

@@ -28,16 +28,18 @@ DEMO = (sys.executable, "-m", "gpuq", "demo")
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """The directory for temporary files; whatever a failed test leaves in it is ended."""
-    yield tmp_path
+    """The directory for temporary files, with the person's home beside it; what a failed test leaves is ended."""
+    place = tmp_path / "t"
+    place.mkdir()
+    yield place
     for pid in processes_of(tmp_path):
         os.kill(pid, signal.SIGKILL)
 
 
 def start_demo(place: Path, output: int = subprocess.PIPE, **variables: str) -> subprocess.Popen[str]:
     """`gpuq demo` with its temporary home below `place`."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUQ_")}
-    environment |= {"TMPDIR": str(place), **variables}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("GPUQ_", "XDG_"))}
+    environment |= {"TMPDIR": str(place), "HOME": str(place.parent / "person"), **variables}
     return subprocess.Popen(
         DEMO, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, text=True, env=environment,
         start_new_session=True,
@@ -56,9 +58,10 @@ def read_until(demo: subprocess.Popen[str], words: str) -> str:
 
 
 def assert_nothing_is_left(place: Path) -> None:
-    """No file and no process of the demo is there any more."""
+    """No file and no process of the demo is there any more, and the person's own home was not touched."""
     assert list(place.iterdir()) == []
-    assert [Path("/proc", str(pid), "cmdline").read_bytes() for pid in processes_of(place)] == []
+    assert list(place.parent.glob("person/**/*")) == []
+    assert [Path("/proc", str(pid), "cmdline").read_bytes() for pid in processes_of(place.parent)] == []
 
 
 def test_demo_accounts_for_every_job(place: Path) -> None:
@@ -107,10 +110,11 @@ def _read_or_end(terminal: int) -> bytes:
         return b""  # the other side is closed
 
 
-def test_ctrl_c_while_the_daemon_starts_leaves_nothing_behind(place: Path) -> None:
-    """SIGINT when the home is there and the daemon does not answer yet is cleaned up after as well."""
+@pytest.mark.parametrize("sign", ["gpuq-demo-*", "gpuq-demo-*/daemon.out", "gpuq-demo-*/journal.db"])
+def test_ctrl_c_while_the_daemon_starts_leaves_nothing_behind(place: Path, sign: str) -> None:
+    """SIGINT when the home is there, and when the daemon does not answer yet, is cleaned up after as well."""
     demo = start_demo(place)
-    eventually(lambda: list(place.glob("gpuq-demo-*/daemon.out")), "the daemon is being started")
+    eventually(lambda: list(place.glob(sign)), "the demo has come that far")
     demo.send_signal(signal.SIGINT)
     text, _ = demo.communicate(timeout=WITHIN_S)
     assert demo.returncode == 130, text

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from gpuq.cli import output
 from gpuq.cli.options import Command, Option, Values
 from gpuq.errors import GpuqError
 
 LOOK_EVERY_S: Final = 0.3
-NODE_WITHIN_S: Final = 20.0
+SIMULATED_WITHIN_S: Final = 30.0
+DRIVER_WITHIN_S: Final = 10.0  # an agent that still waits for the driver tells of no GPU
 MOST_S: Final = 180.0  # on real GPUs that others use, the demo does not wait for ever
 _INTERRUPTED: Final = 130
 
@@ -19,32 +19,26 @@ _INTERRUPTED: Final = 130
 def demo(values: Values) -> int:
     """Run the demo; 0 when every job ended as it should."""
     from gpuq.cli.demo_show import Progress
-    from gpuq.cli.demo_stage import Stage
+    from gpuq.cli.demo_stage import Interrupted, Stage
 
     simulated = not values.flag("real")
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
     progress = Progress()
     stage = Stage(progress.say)
     try:
         stage.open(simulated)
         return _play(stage, progress, simulated)
-    except KeyboardInterrupt:
+    except Interrupted:
         output.note("interrupted; ending the demo's jobs and its daemon")
         return _INTERRUPTED
     finally:
         stage.close()
 
 
-def _interrupt(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 def _play(stage: Any, progress: Any, simulated: bool) -> int:
     from gpuq.cli import demo_jobs
     from gpuq.cli.demo_show import account
 
-    gpus = _gpus(stage)
+    gpus = _gpus(stage, SIMULATED_WITHIN_S if simulated else DRIVER_WITHIN_S)
     hardware = demo_jobs.SIMULATED if simulated else demo_jobs.real_hardware(len(gpus))
     output.write(_opening(gpus, simulated))
     with progress:
@@ -60,15 +54,13 @@ def _play(stage: Any, progress: Any, simulated: bool) -> int:
     return _verdict(full, simulated)
 
 
-def _gpus(stage: Any) -> list[dict[str, Any]]:
+def _gpus(stage: Any, within_s: float) -> list[dict[str, Any]]:
     """The GPUs, once the machine's agent has told of them."""
-    stop_at = time.monotonic() + NODE_WITHIN_S
+    stop_at = time.monotonic() + within_s
     while time.monotonic() < stop_at:
         gpus: list[dict[str, Any]] = stage.get("/v1/gpus")["gpus"]
         if gpus:
             return gpus
-        if any(node["reach"] == "up" for node in stage.get("/v1/nodes")["nodes"]):
-            break
         time.sleep(0.05)
     raise GpuqError("This machine has no GPU that gpuq can use.", "Try it with simulated ones: gpuq demo")
 
