@@ -2,10 +2,13 @@
 
 
 def main() -> None:
-    """Run the command line; ends the process with the exit codes of `gpuq help exit-codes`."""
-    from gpuq.cli.app import run
+    """Run the command line and end the process with its exit code; Ctrl-C is 130, also while modules are loaded."""
+    try:
+        from gpuq.cli.app import run
 
-    run()
+        run()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def ensure_daemon() -> Daemon:
     if not daemon.answers():
         from gpuq.daemon.main import start_in_background
 
-        start_in_background(daemon.paths.home)
+        start_in_background()
     return daemon
 
 

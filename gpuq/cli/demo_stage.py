@@ -67,7 +67,7 @@ class Stage:
     def _start(self) -> None:
         from gpuq.daemon.main import start_in_background
 
-        start_in_background(str(self.home))
+        start_in_background()
 
     def check_signals(self) -> None:
         """Raise Interrupted if a signal has come."""

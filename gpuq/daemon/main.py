@@ -227,7 +227,7 @@ async def _mend(journal: Journal) -> None:
 # --- starting in the background -------------------------------------------------------------------------
 
 
-def start_in_background(home: str | None = None, *, allow_rollback: bool = False) -> None:
+def start_in_background(*, allow_rollback: bool = False) -> None:
     """Start a daemon of its own session and return when it answers; raises GpuqError with its last words.
 
     Another daemon may own the journal: one started in the same moment, which answers shortly, or one that is about to

@@ -35,7 +35,7 @@ def _start(values: Values) -> int:
         return 0
     from gpuq.daemon.main import start_in_background
 
-    start_in_background(there.paths.home, allow_rollback=values.flag("allow_rollback"))
+    start_in_background(allow_rollback=values.flag("allow_rollback"))
     output.write(f"The daemon is running at {there.paths.socket}")
     return 0
 
