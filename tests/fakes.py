@@ -254,14 +254,14 @@ class FakeAgent:
         return frame
 
     def exit_record(self, attempt: object, **fields: Any) -> Frame:
-        """An `attempt` frame of phase `ended`."""
+        """An `attempt` frame of phase `ended`; `fields` replace some of it."""
         before = self.attempts.get(str(attempt), {})
         record = {
             "status": "exited", "exit_code": None, "signal": None, "reason": None, "error": None,
             "started_at": WALL_S, "ended_at": WALL_S + 60, "run_s": 60.0, "cpu_s": 50.0, "max_rss_mib": 100,
             "log_bytes": 10, "log_dropped_bytes": 0, "job": before.get("job"), "gpus": before.get("gpus", []),
         }  # fmt: skip
-        return self.note(attempt, "ended", **{**record, **fields})
+        return self.note(attempt, **{"phase": "ended", **record, **fields})
 
     def end(self, attempt: object, exit_code: int = 0, **fields: Any) -> None:
         """The program of an attempt ends."""

@@ -8,6 +8,7 @@ a replay drops these actions.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from msgspec.structs import replace
@@ -47,6 +48,8 @@ from gpuq.core.state import ClusterState, Stray
 from gpuq.core.states import JobState as S
 from gpuq.core.states import Reason, Step, check_transition
 from gpuq.errors import InternalError, InvariantBroken
+
+KEPT_KEYS = 10_000  # of the newest submits, so that a late repetition makes nothing new though its job is forgotten
 
 
 def apply(state: ClusterState, event: AnyEvent, stamp: Stamp) -> list[AnyAction]:
@@ -258,7 +261,9 @@ def _forgotten(state: ClusterState, event: JobsForgotten, stamp: Stamp) -> list[
         else:
             state.tasks.pop(array, None)
             state.array_active.pop(array, None)
-    state.keys = {key: id_ for key, id_ in state.keys.items() if state.members(id_)}
+    for key in tuple(islice(state.keys, max(0, len(state.keys) - KEPT_KEYS))):
+        if not state.members(state.keys[key]):
+            del state.keys[key]
     return []
 
 

@@ -11,6 +11,7 @@ the core, and the caller must throw the state away and load it again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, NamedTuple
 
 from gpuq.core import decide_attempts, decide_jobs, decide_nodes
@@ -167,15 +168,18 @@ def _stranded(state: ClusterState, now: Stamp) -> list[AnyEvent]:
 
 
 def _surplus(state: ClusterState) -> list[AnyEvent]:
-    """The oldest ended jobs beyond those that are kept; the ones that pending jobs depend on stay."""
-    surplus = len(state.ended) - KEEP_ENDED
+    """The oldest ended jobs beyond those that are kept; the ones that pending jobs depend on stay.
+
+    An array goes as a whole, since a dependency on it is about all its tasks.
+    """
+    oldest: dict[JobId, list[JobId]] = {}
+    for id_ in islice(state.ended, max(0, len(state.ended) - KEEP_ENDED)):
+        oldest.setdefault(state.jobs[id_].array, []).append(id_)
     gone: list[JobId] = []
-    for id_ in state.ended:
-        if surplus <= 0:
-            break
-        surplus -= 1
-        if id_ not in state.children and state.jobs[id_].array not in state.children:
-            gone.append(id_)
+    for array, ids in oldest.items():
+        waited_for = array in state.children or any(id_ in state.children for id_ in ids)
+        if not waited_for and len(ids) == len(state.members(array)):
+            gone.extend(ids)
     return [JobsForgotten(jobs=tuple(gone))] if gone else []
 
 

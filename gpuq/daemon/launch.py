@@ -19,6 +19,7 @@ from gpuq.core.model import GpuUuid, Job, Node, Visible
 
 _OWN = ("GPUQ_JOB_", "GPUQ_ARRAY_", "GPUQ_GPUS", "GPUQ_NODENAME", "GPUQ_RESTART_COUNT", "GPUQ_CHECKPOINT_DIR",
         "GPUQ_SUBMIT_DIR")  # fmt: skip
+_PLACEHOLDER = re.compile(r"\{([^{}]+)\}")  # in one pass: a value that looks like a placeholder stays as it is
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -84,9 +85,8 @@ def argv_of(job: Job) -> list[str]:
     if not job.spec.values or job.task is None:
         return list(job.spec.argv)
     position = (job.task - job.spec.array_min) // max(1, job.spec.array_step)
-    values = {"{" + name + "}": row[position] for name, row in job.spec.values}
-    placeholders = re.compile("|".join(map(re.escape, values)))
-    return [placeholders.sub(lambda found: values[found[0]], word) for word in job.spec.argv]
+    values = {name: row[position] for name, row in job.spec.values}
+    return [_PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) for word in job.spec.argv]
 
 
 def job_environment(job: Job, node: Node, submitted: bytes, places: Places) -> bytes:

@@ -9,6 +9,7 @@ One thing to know: nothing is forked while the journal is open; agents are start
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -47,6 +48,7 @@ IDS_SKIPPED = 100_000  # when nobody knows how many entries a rollback lost
 UPKEEP_EVERY_S = 3600.0
 MEND_EVERY_S = 5.0
 START_WITHIN_S = 30.0
+COLLECT_AFTER_OBJECTS = 20_000
 POLL_S = 0.01
 OWNED = "another gpuq daemon owns"  # begins the journal's words to a second daemon
 SOON_S = 1.0  # in which a daemon that owns the journal answers, or is about to end
@@ -80,6 +82,7 @@ async def _serve(config: Config, paths: Paths, home: Path, journal: Journal) -> 
         clock.resume_from(newest[-1].stamp)
     loop = Loop(journal, clock)
     loop.load()
+    _spare_garbage_collector()
     desk = _desk(config, paths, home, journal, loop)
     loop.on_actions = desk.fleet.carry_out
     loop.on_change = desk.planner.look_again
@@ -109,6 +112,12 @@ async def _serve(config: Config, paths: Paths, home: Path, journal: Journal) -> 
         Path(paths.socket).unlink(missing_ok=True)
     loop.take_snapshot()
     log.info("stopped; running jobs go on")
+
+
+def _spare_garbage_collector() -> None:
+    """Look for cycles seldom: an answer of ten thousand objects is no garbage, and each look at it delays everyone."""
+    gc.freeze()  # modules and the loaded state stay anyway
+    gc.set_threshold(COLLECT_AFTER_OBJECTS, *gc.get_threshold()[1:])
 
 
 async def _until_stopped(stopping: asyncio.Event, writer: asyncio.Task[None]) -> None:
@@ -196,6 +205,8 @@ async def _tick(desk: Desk) -> None:
             await desk.loop.ask(Tick())
         except GpuqError as error:
             log.warning("%s", error.message)
+        except Exception:
+            log.exception("the tick failed; the next one comes in %g s", TICK_EVERY_S)
         desk.planner.time_passed()
 
 
@@ -210,6 +221,8 @@ async def _upkeep(desk: Desk, journal: Journal, forget_after_s: float | None) ->
             journal.backup("hourly")
         except GpuqError as error:
             log.warning("the hourly upkeep was not finished: %s", error.message)
+        except Exception:
+            log.exception("the hourly upkeep was not finished")
 
 
 def _blobs_of(job: Job) -> list[BlobId]:
@@ -241,7 +254,11 @@ def start_in_background(*, allow_rollback: bool = False) -> None:
     while True:
         process = _spawn(paths, words, allow_rollback)
         while process.poll() is None and time.monotonic() < deadline:
-            if _answers(paths.socket):
+            server = _server_pid(paths.socket)
+            if server is not None:
+                if server != process.pid:  # ours lost the race: it must not take over later, when that one is stopped
+                    process.kill()
+                    process.wait()
                 return
             time.sleep(POLL_S)
         if process.returncode is None:
@@ -278,23 +295,26 @@ def _daemon_environment(paths: Paths) -> dict[str, str]:
     return environment
 
 
-def _answers(path: str) -> bool:
+def _server_pid(path: str) -> int | None:
+    """The process that listens at the socket; None when nobody does."""
     import socket
+    import struct
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
             with connect_address(path) as address:
                 connection.connect(address)
         except OSError:
-            return False
-    return True
+            return None
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[0])
 
 
 def _answers_soon(path: str) -> bool:
     """Whether the daemon that owns the journal answers within a moment."""
     deadline = time.monotonic() + SOON_S
     while time.monotonic() < deadline:
-        if _answers(path):
+        if _server_pid(path) is not None:
             return True
         time.sleep(POLL_S)
     return False

@@ -112,13 +112,13 @@ class DaemonPlanner:
             self._loop.ask_later(Place(placement=placement, attempt=AttemptId(str(uuid.uuid4()))))
             for placement in plan.placements()
         ]
-        for outcome in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(outcome, GpuqError):
-                log.error("a job was not started in this pass: %s", outcome.message)
-            elif isinstance(outcome, BaseException):
-                log.error("a job was not started in this pass", exc_info=outcome)
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, GpuqError):
+                log.error("a job was not started in this pass: %s", answer.message)
+            elif isinstance(answer, BaseException):
+                log.error("a job was not started in this pass", exc_info=answer)
             else:
-                for note in outcome.notes:
+                for note in answer.notes:
                     log.info("%s", note)
 
     # --- the full plan -----------------------------------------------------------------------------------

@@ -171,15 +171,19 @@ def _briefs(desk: Desk, jobs: list[Job]) -> list[Json]:
     return found
 
 
-def _full(desk: Desk, job: Job) -> Json:
-    full = views.job_full(job, desk.steady_s, views.gpus_by_uuid(desk.state), desk.places)
-    return full | {key: value for key, value in _briefs(desk, [job])[0].items() if value is not None}
+def _full(desk: Desk, jobs: list[Job]) -> list[Json]:
+    gpus = views.gpus_by_uuid(desk.state)
+    return [
+        views.job_full(job, desk.steady_s, gpus, desk.places)
+        | {key: value for key, value in brief.items() if value is not None}
+        for job, brief in zip(jobs, _briefs(desk, jobs), strict=True)
+    ]
 
 
 async def job(desk: Desk, call: Call) -> Json:
     """One job in full; for an array also its tasks."""
     found = jobs_by_ids(desk, call.by, [call.path["id"]])
-    answer: Json = {"job": _full(desk, found[0])}
+    answer: Json = {"job": _full(desk, found[:1])[0]}
     if len(found) > 1 or (found[0].task is not None and "_" not in call.path["id"]):
         answer["tasks"] = _briefs(desk, found)
     return answer
@@ -200,14 +204,25 @@ async def wait(desk: Desk, call: Call) -> Json:
         raise UsageError("'ids' must name at least one job.")
     any_of = call.query.get("any") in ("1", "true")
     waited_for = [job.id for job in jobs_by_ids(desk, call.by, ids)]
+    unended = list(waited_for)
     deadline_s = desk.steady_s + timeout_s
     while True:
-        found = jobs_by_ids(desk, call.by, waited_for)
-        ended = [job.state.is_final for job in found]
-        done = any(ended) if any_of else all(ended)
+        # Between two commits only the last unended job is looked at, whatever the number of jobs.
+        while unended and _has_ended(desk, unended[-1]):
+            unended.pop()
         left_s = deadline_s - desk.steady_s
+        done = any(_has_ended(desk, id_) for id_ in waited_for) if any_of else not unended
         if done or left_s <= 0 or desk.stopping.is_set() or not await desk.loop.changed(left_s):
-            return {"done": done, "jobs": [_full(desk, job) for job in found]}
+            found = jobs_by_ids(desk, call.by, waited_for)
+            unended = [job.id for job in found if not job.state.is_final]
+            if any_of or not (done and unended):  # one that had ended may have been requeued
+                return {"done": done, "jobs": _full(desk, found)}
+
+
+def _has_ended(desk: Desk, id_: JobId) -> bool:
+    """Whether a known job is in a final state; only ended ones leave the state."""
+    job = desk.state.jobs.get(id_)
+    return job is None or job.state.is_final
 
 
 async def nodes(desk: Desk, call: Call) -> Json:

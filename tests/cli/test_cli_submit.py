@@ -363,8 +363,8 @@ def test_the_first_submit_starts_the_daemon(gpuq: Any, home: Path, monkeypatch: 
 
     started: list[FakeDaemon] = []
 
-    def start(place: str) -> None:
-        fake = FakeDaemon(os.path.join(place, "gpuq.sock"))
+    def start() -> None:
+        fake = FakeDaemon(str(home / "gpuq.sock"))
         fake.answer("POST", "/v1/jobs", {"id": "1", "tasks": 0, "state": "PENDING", "notes": []})
         started.append(fake)
 

@@ -64,6 +64,7 @@ class Ledger:
         self.world = world
         self.jobs: dict[JobId, Promise] = {}
         self.forgotten: dict[JobId, Promise] = {}
+        self.submitted = 0
         self.keys: dict[str, JobId] = {}
         self.owners: dict[AttemptId, JobId] = {}
         self.claims: dict[AttemptId, tuple[GpuUuid, ...]] = {}  # attempts that the core has placed and not ended
@@ -98,8 +99,8 @@ class Ledger:
             id_ = event.id if task is None else JobId(f"{event.id}_{task}")
             assert id_ not in self.jobs, f"job {id_} was submitted twice"
             held = event.held is not None
-            order = len(self.jobs) + len(self.forgotten)
-            self.jobs[id_] = Promise(id_, event.spec, event.owner.name, order, task, held=held)
+            self.submitted += 1
+            self.jobs[id_] = Promise(id_, event.spec, event.owner.name, self.submitted, task, held=held)
 
     def _dropped(self, event: JobDropped) -> None:
         job = self.jobs[event.job]
@@ -133,7 +134,8 @@ class Ledger:
         for id_ in event.jobs:
             job = self.jobs.pop(id_)
             assert job.final is not None, f"job {id_} was forgotten while {job}"
-            self.forgotten[id_] = job
+            if not event.pruned:  # what a person has pruned is as if it had never been
+                self.forgotten[id_] = job
 
     # --- attempts ----------------------------------------------------------------------------------------
 

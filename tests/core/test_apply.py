@@ -270,17 +270,31 @@ def test_a_signal_goes_to_the_node() -> None:
 
 
 def test_forgotten_jobs_leave_nothing_behind() -> None:
-    """Records, array, key and the order of ends are gone; the rest of an array stays."""
+    """Records, array and the order of ends are gone; the rest of an array stays."""
     state = queue()
     array = submit(state, tasks=2, array_limit=1)
-    state.keys["k"] = array
     for task in (f"{array}_0", f"{array}_1"):
         place(state, task, "mill")
         finish(state, task)
     tell(state, JobsForgotten(jobs=(JobId(f"{array}_0"),)))
-    assert (state.members(array), state.keys) == ((f"{array}_1",), {"k": array})
+    assert state.members(array) == (f"{array}_1",)
     tell(state, JobsForgotten(jobs=(JobId(f"{array}_1"),)))
-    assert (state.jobs, state.tasks, state.keys, state.ended) == ({}, {}, {}, {})
+    assert (state.jobs, state.tasks, state.ended) == ({}, {}, {})
+
+
+def test_keys_outlive_their_jobs_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submit repeated after its job was forgotten must not make another; only old keys of forgotten jobs go."""
+    monkeypatch.setattr(apply_module, "KEPT_KEYS", 2)
+    state = queue()
+    ids = []
+    for key in ("living", "gone", "newer", "newest"):
+        ids.append(submit(state))
+        state.keys[key] = ids[-1]
+        if key != "living":
+            place(state, ids[-1], "mill")
+            finish(state, ids[-1])
+    tell(state, JobsForgotten(jobs=tuple(ids[1:])))
+    assert list(state.keys) == ["living", "newer", "newest"]
 
 
 def test_a_drain_outlives_a_new_description_of_the_node() -> None:

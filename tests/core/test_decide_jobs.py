@@ -419,3 +419,21 @@ def test_the_oldest_ended_jobs_leave_by_themselves(monkeypatch: pytest.MonkeyPat
     done = ask(state, Tick())
     assert done.kinds() == ["JobsForgotten"]
     assert [id_ for id_ in ended if id_ in state.jobs] == [ended[0], *ended[3:]]
+
+
+def test_an_array_leaves_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a dependency on the array would not see the failure of a task that has left."""
+    monkeypatch.setattr(decide, "KEEP_ENDED", 2)
+    state = queue()
+    array = submit(state, tasks=4)
+    for task in range(4):
+        place(state, f"{array}_{task}", "mill")
+        finish(state, f"{array}_{task}", code=1 if task == 0 else 0)
+    assert ask(state, Tick()).kinds() == []
+    for _ in range(2):
+        single = submit(state)
+        place(state, single, "mill")
+        finish(state, single)
+    assert ask(state, Tick()).kinds() == ["JobsForgotten"]
+    assert state.members(array) == ()
+    assert len(state.jobs) == 2

@@ -22,6 +22,7 @@ from gpuq.daemon import loop as loop_module
 from gpuq.daemon.api import ROUTES, Callers, bind_socket, find_route
 from gpuq.daemon.queries import status
 from gpuq.errors import NotFound
+from gpuq.journal.problems import JournalFull
 from tests.daemon.stage import Json, Stage, played, submit_body
 from tests.fakes import until
 from tests.requirements import need
@@ -90,7 +91,7 @@ def documented_fields(heading: str) -> set[str]:
     """The field names of one object of docs/api.md."""
     paragraph = API_TEXT.partition(f"\n{heading}: ")[2].partition("\n\n")[0].partition("The full form")[0]
     without_notes = re.sub(r"\([^()]*\)", "", paragraph).partition(". The list form")[0]
-    return {word for word in re.findall(r"`([a-z_]+)`", without_notes)}
+    return set(re.findall(r"`([a-z_]+)`", without_notes))
 
 
 @played
@@ -136,7 +137,8 @@ os.setuid(int(sys.argv[2]))
 connection = socket.socket(socket.AF_UNIX)
 connection.connect("gpuq.sock")
 body = b'{"uid": 0, "by": {"uid": 0}}'
-connection.sendall(b"POST /v1/shutdown HTTP/1.0\\r\\nHost: gpuq\\r\\nX-User: root\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(body) + body)
+head = "POST /v1/shutdown HTTP/1.0", "Host: gpuq", "X-User: root", f"Content-Length: {len(body)}", "", ""
+connection.sendall("\\r\\n".join(head).encode() + body)
 answer = b""
 while piece := connection.recv(65536):
     answer += piece
@@ -182,8 +184,12 @@ def pair_of_this_process() -> tuple[socket.socket, socket.socket]:
 
 @pytest.mark.parametrize(
     ("admins", "own_uid", "is_admin"),
-    [((), os.getuid(), True), ((), STRANGER, os.getuid() == 0), (("@no-such-group", "nobody-here"), STRANGER, os.getuid() == 0)],
-)  # fmt: skip
+    [
+        ((), os.getuid(), True),
+        ((), STRANGER, os.getuid() == 0),
+        (("@no-such-group", "nobody-here"), STRANGER, os.getuid() == 0),
+    ],
+)
 def test_callers(admins: tuple[str, ...], own_uid: int, is_admin: bool) -> None:
     """The daemon's own user and root are administrators; unknown names and groups make nobody one."""
     one, other = pair_of_this_process()
@@ -195,6 +201,7 @@ def test_callers(admins: tuple[str, ...], own_uid: int, is_admin: bool) -> None:
 
 def test_administrators_by_name_and_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """`admins` takes user names and @groups."""
+
     class Group:
         gr_mem = ("lena",)
 
@@ -322,8 +329,6 @@ async def test_a_fault_is_hidden_but_not_lost(
 @played
 async def test_while_degraded_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the disk is full, submits are refused with the reason, questions are answered, and `status` says so."""
-    from gpuq.journal.problems import JournalFull
-
     monkeypatch.setattr(loop_module, "RETRY_S", 0.01)
     async with Stage(tmp_path) as stage:
         id_ = await stage.submit()

@@ -11,9 +11,12 @@ import pytest
 
 from gpuq.core.events import ReachChanged
 from gpuq.core.model import Reach
+from gpuq.core.requests import NodeReached
 from gpuq.daemon import connection as connection_module
+from gpuq.daemon import loop as loop_module
 from gpuq.daemon.connection import SUSPECT_AFTER_S, UNREACHABLE_AFTER_S, Connection
 from gpuq.errors import NodeError
+from gpuq.journal.problems import JournalFull
 from tests.daemon.stage import LOCAL, Stage, played, submit_body
 from tests.fakes import FakeAgent, FakeStore, sample, until
 
@@ -38,7 +41,8 @@ def connection_of(stage: Stage) -> Connection:
 
 async def is_ready(stage: Stage) -> None:
     """Wait until the node's agent has said hello and been taken in."""
-    await until(lambda: LOCAL in stage.loop.state.nodes and connection_of(stage).last_error is None, "the node is ready")
+    connection = connection_of(stage)
+    await until(lambda: LOCAL in stage.loop.state.nodes and connection.last_error is None, "the node is ready")
 
 
 def reach_of(stage: Stage) -> Reach:
@@ -290,9 +294,6 @@ async def test_a_report_that_cannot_be_written_is_taken_when_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An end that the journal could not take is not acknowledged, so the agent repeats it and it counts then."""
-    from gpuq.daemon import loop as loop_module
-    from gpuq.journal.problems import JournalFull
-
     monkeypatch.setattr(loop_module, "RETRY_S", 0.005)
     async with Stage(tmp_path) as stage:
         id_ = await stage.run_job()
@@ -473,9 +474,6 @@ async def test_a_fault_in_the_core_does_not_end_the_conversation_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever a request of the node's runs into, the daemon keeps talking with the node."""
-    from gpuq.core.requests import NodeReached
-    from gpuq.daemon import loop as loop_module
-
     async with Stage(tmp_path) as stage:
         await is_ready(stage)
         real, faults = loop_module.step, [1, 2]
