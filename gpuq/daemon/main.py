@@ -34,7 +34,7 @@ from gpuq.daemon.loop import Loop
 from gpuq.daemon.planner import DaemonPlanner
 from gpuq.daemon.ports import SystemClock
 from gpuq.daemon.verbs import forget_ended_before
-from gpuq.errors import DaemonUnreachable, GpuqError
+from gpuq.errors import DaemonUnreachable, GpuqError, JournalError
 from gpuq.hardware.catalogue import simulated
 from gpuq.journal.store import Journal
 from gpuq.links.local import LocalLink
@@ -110,7 +110,10 @@ async def _serve(config: Config, paths: Paths, home: Path, journal: Journal) -> 
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
         Path(paths.socket).unlink(missing_ok=True)
-    loop.take_snapshot()
+    try:
+        loop.take_snapshot()
+    except JournalError as error:  # the next start reads the entries instead, which takes longer
+        log.warning("no snapshot was made: %s", error.message)
     log.info("stopped; running jobs go on")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import grp
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 import gpuq
+from gpuq.core import decide
 from gpuq.core.model import JobId, User
 from gpuq.core.requests import Cancel
 from gpuq.daemon import api as api_module
@@ -205,7 +207,7 @@ def test_administrators_by_name_and_group(monkeypatch: pytest.MonkeyPatch) -> No
     class Group:
         gr_mem = ("lena",)
 
-    monkeypatch.setattr(api_module.grp, "getgrnam", lambda name: Group() if name == "gpu" else 1 / 0)
+    monkeypatch.setattr(grp, "getgrnam", lambda name: Group() if name == "gpu" else 1 / 0)
     callers = Callers(("tom", "@gpu"), 1)
     assert [callers._is_admin(name, 2000) for name in ("tom", "lena", "anna")] == [True, True, False]
 
@@ -308,7 +310,7 @@ async def test_a_fault_is_hidden_but_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A fault of gpuq reaches the caller as one sentence that names the log, and the log with its traceback."""
-    real = loop_module.step
+    real = decide.step
 
     def step(state: Any, request: Any, now: Any) -> Any:
         if isinstance(request, Cancel):

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from gpuq.core import decide
 from gpuq.core.events import ReachChanged
 from gpuq.core.model import Reach
 from gpuq.core.requests import NodeReached
 from gpuq.daemon import connection as connection_module
+from gpuq.daemon import launch
 from gpuq.daemon import loop as loop_module
 from gpuq.daemon.connection import SUSPECT_AFTER_S, UNREACHABLE_AFTER_S, Connection
 from gpuq.errors import NodeError
@@ -211,14 +213,14 @@ async def test_an_action_that_cannot_be_put_together_does_not_stop_the_others(
     """A start that fails on this side is tried again later; other actions go out meanwhile."""
     monkeypatch.setattr(connection_module, "RESEND_S", 0.05)
     async with Stage(tmp_path) as stage:
-        real, faults = connection_module.launch.start_spec, [OSError("disk full"), KeyError("a fault")]
+        real, faults = launch.start_spec, [OSError("disk full"), KeyError("a fault")]
 
-        def start_spec(job: Any, *rest: Any) -> dict[str, Any]:
+        def start_spec(job: Any, *rest: Any) -> Any:
             if job.id == "1" and faults:
                 raise faults.pop()
             return real(job, *rest)
 
-        monkeypatch.setattr(connection_module.launch, "start_spec", start_spec)
+        monkeypatch.setattr(launch, "start_spec", start_spec)
         first, second = await stage.submit(), await stage.submit()
         await stage.reaches(second, "RUNNING")
         await stage.reaches(first, "RUNNING")
@@ -476,7 +478,7 @@ async def test_a_fault_in_the_core_does_not_end_the_conversation_for_good(
     """Whatever a request of the node's runs into, the daemon keeps talking with the node."""
     async with Stage(tmp_path) as stage:
         await is_ready(stage)
-        real, faults = loop_module.step, [1, 2]
+        real, faults = decide.step, [1, 2]
 
         def step(state: Any, request: Any, now: Any) -> Any:
             if isinstance(request, NodeReached) and faults:

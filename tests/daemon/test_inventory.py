@@ -242,7 +242,7 @@ def test_reasons_belong_to_ends() -> None:
 
 # --- frames nobody should send --------------------------------------------------------------------------
 
-ODD = ("text", 7, -1, math.nan, math.inf, 10**30, True, None, [], {}, ["x"], [None], {"a": 1}, "\udcff\udc80", "a\0b")
+ODD: tuple[Any, ...] = ("text", 7, -1, math.nan, math.inf, 10**30, True, None, [], {}, ["x"], [None], {"a": 1}, "\udcff\udc80", "a\0b")
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
@@ -255,7 +255,7 @@ def test_odd_frames_do_no_harm(odd: Any) -> None:
         event_rows(1, [(Stamp(wall_s=1.0, steady_s=1.0), NodeChanged(node=node))])
     for field in gpu_record(0):
         gpu = inventory.gpu_of({**gpu_record(0), field: odd}, False)
-        gpus = (gpu,) if gpu else ()
+        gpus: tuple[Gpu, ...] = (gpu,) if gpu else ()
         event_rows(1, [(Stamp(wall_s=1.0, steady_s=1.0), GpusChanged(node=MILL, gpus=gpus))])
     for field in sample(0):
         inventory.with_samples((one_gpu(),), [{**sample(0, [process()], foreign=True), field: odd}], ())

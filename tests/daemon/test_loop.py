@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from gpuq.core import decide
 from gpuq.core.events import AnyAction, JobDropped, JobsSubmitted, ReleaseAttempt, StartAttempt
 from gpuq.core.model import BlobId, Foreign, JobId, NodeName, Placement
 from gpuq.core.requests import (
+    AnyRequest,
     AttemptReport,
     Cancel,
     DrainNode,
@@ -239,7 +241,7 @@ async def test_all_or_nothing_when_the_first_makes_the_second_impossible() -> No
 @pytest.fixture
 def faulty_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault in the core: draining a node raises what no rule may raise, after it changed the state."""
-    real = loop_module.step
+    real = decide.step
 
     def step(state: Any, request: Any, now: Any) -> Any:
         if isinstance(request, DrainNode):
@@ -254,7 +256,7 @@ def faulty_drain(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_failing_request_does_not_hurt_the_others(faulty_drain: None) -> None:
     """A fault in one request of a batch reaches its requester alone; the others are carried out, in order."""
     async with running() as loop:
-        asked = [submission("a"), DrainNode(node=NodeName("mill"), reason="r", by=user()), submission("b")]
+        asked: list[AnyRequest] = [submission("a"), DrainNode(node=NodeName("mill"), reason="r", by=user()), submission("b")]
         first, failed, last = await asyncio.gather(*map(loop.ask_later, asked), return_exceptions=True)
         assert isinstance(failed, ZeroDivisionError)
         assert not isinstance(first, BaseException)
@@ -309,7 +311,8 @@ async def test_a_failed_commit_tells_everyone_and_changes_nothing(quick_retry: N
     """When the write fails the state is the written one again, and every requester of the batch hears the reason."""
     async with running() as loop:
         await loop.ask(submission("before"))
-        before, actions = to_bytes(loop.state), []
+        before = to_bytes(loop.state)
+        actions: list[AnyAction] = []
         loop.on_actions = actions.extend
         store_of(loop).failing = FULL
         answers = await asyncio.gather(

@@ -19,11 +19,13 @@ import aiohttp
 import pytest
 
 import gpuq
-from gpuq.config import Config, LogsConfig, NodeConfig, Paths, PruneConfig
+from gpuq.config import Config, LogsConfig, NodeConfig, Paths, PruneConfig, find_paths
+from gpuq.core import decide
 from gpuq.core.model import Stamp
 from gpuq.core.requests import Submit, Tick
 from gpuq.daemon import loop as loop_module
 from gpuq.daemon import main as main_module
+from gpuq.daemon.ports import SystemClock
 from gpuq.errors import DaemonUnreachable, GpuqError, JournalError
 from gpuq.journal.problems import JournalBroken, JournalFull
 from gpuq.journal.store import Journal
@@ -217,7 +219,7 @@ def test_the_agents_settings(tmp_path: Path) -> None:
 def test_where_logs_are_kept(tmp_path: Path) -> None:
     """Below the home unless the settings name a directory; a limit of 0 means none."""
     store: Any = FakeStore()
-    loop = loop_module.Loop(store, main_module.SystemClock())
+    loop = loop_module.Loop(store, SystemClock())
     paths = paths_in(tmp_path)
     desk = main_module._desk(Config(), paths, tmp_path / "h", store, loop)
     assert desk.places.logs == tmp_path / "h" / "logs"
@@ -246,7 +248,7 @@ async def doing(chore: Any) -> AsyncIterator[None]:
 async def test_ticks_go_on_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tick that is refused, or hits a fault, is not the last one."""
     monkeypatch.setattr(main_module, "TICK_EVERY_S", 0.002)
-    real = loop_module.step
+    real = decide.step
     faults: list[Exception] = [ZeroDivisionError("a fault"), JournalFull("The disk is full."), GpuqError("no")]
     ticks: list[int] = []
 
@@ -372,7 +374,7 @@ def test_last_words(tmp_path: Path) -> None:
 
 def test_the_daemon_gets_explicit_places(own_home: Path) -> None:
     """A daemon started in the background finds the same home, socket and settings from any directory."""
-    paths = main_module.find_paths()
+    paths = find_paths()
     found = main_module._daemon_environment(paths)
     assert found["GPUQ_HOME"] == str(own_home / "h")
     assert found["GPUQ_SOCKET"] == paths.socket
@@ -388,10 +390,10 @@ async def test_the_steady_clock_goes_on_from_the_journal(tmp_path: Path, monkeyp
     home = tmp_path / "h"
     home.mkdir(mode=0o700)
     journal = Journal.open(home)
-    loop = loop_module.Loop(journal, main_module.SystemClock())
+    loop = loop_module.Loop(journal, SystemClock())
     loop.load()
     far = Stamp(wall_s=5e9, steady_s=123_456.0)  # long after now by the wall clock
-    outcome = loop_module.step(loop.state, Submit(spec=spec(gpus=0, begin_at=9e9), by=user()), far)
+    outcome = decide.step(loop.state, Submit(spec=spec(gpus=0, begin_at=9e9), by=user()), far)
     journal.append([(far, event) for event in outcome.events])
     journal.close()
     async with serving(tmp_path, FakeAgent(), monkeypatch) as (paths, _):

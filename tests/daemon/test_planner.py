@@ -11,18 +11,19 @@ import pytest
 
 from gpuq.core import greedy
 from gpuq.core.model import JobId
+from gpuq.core.plan import Plan
+from gpuq.core.problem import Problem
 from gpuq.core.requests import DrainNode, Place
 from gpuq.core.snapshot import to_bytes
 from gpuq.core.states import JobState
 from gpuq.daemon import loop as loop_module
-from gpuq.daemon import planner as planner_module
 from gpuq.errors import InternalError
 from gpuq.journal.problems import JournalFull
 from tests.builders import user
 from tests.daemon.stage import Stage, played, submit_body
 from tests.fakes import FakeAgent, turns, until
 
-NEVER = {"begin_at": 2e9}
+NEVER: dict[str, Any] = {"begin_at": 2e9}
 
 
 @played
@@ -82,7 +83,7 @@ async def test_a_failing_planner_stops_nothing(
 
     async with Stage(tmp_path) as stage:
         await stage.submit({"gpus": 0}, **NEVER)
-        monkeypatch.setattr(planner_module.greedy, "dispatch", dispatch)
+        monkeypatch.setattr(greedy, "dispatch", dispatch)
         first = await stage.submit()
         await until(lambda: not faults, "the planner has failed")
         assert stage.job(first).state is JobState.PENDING
@@ -125,7 +126,7 @@ async def test_no_planning_while_degraded(tmp_path: Path, monkeypatch: pytest.Mo
     async with Stage(tmp_path) as stage:
         await stage.submit({"gpus": 0}, **NEVER)
         calls: list[int] = []
-        monkeypatch.setattr(planner_module.greedy, "dispatch", lambda *arguments: calls.append(1))
+        monkeypatch.setattr(greedy, "dispatch", lambda *arguments: calls.append(1))
         stage.loop.degraded = "The disk is full."
         stage.planner.time_passed()
         await turns()
@@ -143,7 +144,7 @@ async def test_a_placement_that_no_longer_fits_is_dropped(tmp_path: Path, caplog
 
         def ask_later(request: Any, blobs: Any = None) -> Any:
             if isinstance(request, Place):
-                del stage.loop.ask_later  # type: ignore[attr-defined]
+                del stage.loop.ask_later
                 hold = next(iter(stage.loop.state.nodes))
                 real(DrainNode(node=hold, reason="now", by=user("root", admin=True)))
             return real(request, blobs)
@@ -166,7 +167,12 @@ async def test_the_full_plan_is_kept_until_something_changes(tmp_path: Path, mon
         await stage.submit()
         calls: list[int] = []
         real = greedy.plan
-        monkeypatch.setattr(planner_module.greedy, "plan", lambda problem: calls.append(1) or real(problem))
+
+        def plan(problem: Problem) -> Plan:
+            calls.append(1)
+            return real(problem)
+
+        monkeypatch.setattr(greedy, "plan", plan)
         stage.clock.advance(10)
         first = stage.planner.estimates()
         assert stage.planner.estimates() is first

@@ -21,7 +21,7 @@ from tests.builders import spec, user
 from tests.daemon.stage import Json, Stage, base64_of, played, submit_body
 from tests.fakes import until
 
-NEVER = {"begin_at": 2e9}  # a job that waits for years
+NEVER: dict[str, Any] = {"begin_at": 2e9}  # a job that waits for years
 
 
 @asynccontextmanager
@@ -113,7 +113,7 @@ ENDS: dict[JobState, Json] = {
 }
 
 
-@pytest.mark.parametrize("final", sorted(FINAL, key=lambda state: state.value), ids=lambda state: state.value)
+@pytest.mark.parametrize("final", sorted(FINAL, key=lambda state: state.value), ids=lambda state: str(state.value))
 @played
 async def test_wait_ends_with_every_final_state(tmp_path: Path, final: JobState) -> None:
     """Whatever its final state, a job's end answers the wait at once; only COMPLETED gives exit code 0."""
@@ -365,7 +365,7 @@ async def test_cancel_tells_the_ended_apart(tmp_path: Path) -> None:
         ended = await stage.run_job()
         await stage.end_job(ended)
         running, waiting = await stage.run_job(), await stage.submit({"gpus": 0}, **NEVER)
-        for grace_s in (-1, "5", []):
+        for grace_s in (-1, "5", ["5"]):
             body = {"ids": [running], "grace_s": grace_s}
             assert "grace_s" in (await stage.refusal("POST", "/v1/cancel", body)).message
         answer = await stage.post("/v1/cancel", {"ids": [ended, running, waiting]})

@@ -209,9 +209,9 @@ class Api:
         finally:
             connection.close()
 
-    def get(self, path: str, timeout_s: float = 60.0, **query: object) -> Json:
+    def get(self, path: str, **query: object) -> Json:
         """A question; raises ApiError on a refusal."""
-        return self._answer(*self.exchange("GET", path, query=query, timeout_s=timeout_s))
+        return self._answer(*self.exchange("GET", path, query=query))
 
     def post(self, path: str, body: object = None) -> Json:
         """A request; raises ApiError on a refusal."""

@@ -244,8 +244,9 @@ def test_full_disk_loses_nothing(mounted: Callable[[str], Path], new_queue: Call
     assert str(queue.home) in told
     assert "Traceback" not in told
     assert queue.gpuq("status").code == 0, "reading goes on"
+    pids = queue.job_pids(acknowledged[0])
     (queue.work / "go").touch()
-    queue.ended(*acknowledged[:2])
+    eventually(lambda: not any(map(is_alive, pids)), "running jobs end on a full disk")
     for path in ballast:
         path.unlink()
     eventually(lambda: _accepts(queue), "new work is taken again once there is space")
