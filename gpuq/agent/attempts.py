@@ -148,14 +148,18 @@ class Attempts:
             self._ring(attempt, {})
 
     def fence(self, attempt: str) -> None:
-        """Make sure that the attempt never starts here, if it has not; then report what is true."""
+        """Make sure that the attempt never starts here, if it has not; then report what is true.
+
+        With no directory nobody knows whether it ran: what bears its marker is ended before it is called fenced.
+        """
         self._entries.setdefault(attempt, _Entry())
         directory = self._spool.directory(attempt)
         if verdict.verdict(directory).phase in (Phase.ABSENT, Phase.STARTING):
             os.makedirs(directory, mode=0o700, exist_ok=True)
-            lock = spool.make_claim(directory, {"fenced": True})
+            lock = spool.make_claim(directory, {"fenced": True, "containment": self._containment.as_json()})
             if lock is not None:
                 os.close(lock)
+                self._entries[attempt].live = True
                 for name in (spool.ENVIRONMENT, spool.SCRIPT):
                     spool.unlink(os.path.join(directory, name))
         self.refresh(attempt, force=True)
@@ -228,7 +232,7 @@ class Attempts:
         frame = found.frame(attempt)
         now = time.monotonic()
         entry.look_at_s = None
-        if found.phase is Phase.LOST and not self._swept(attempt, entry, found, now):
+        if found.phase in (Phase.LOST, Phase.FENCED) and not self._swept(attempt, entry, found, now):
             frame = verdict.leftovers_frame(attempt, found, directory, self._stubborn(attempt, entry, found, now))
         elif found.phase is Phase.ABSENT and entry.refusal is not None:
             frame = entry.refusal

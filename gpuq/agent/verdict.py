@@ -32,7 +32,7 @@ OVER = (Phase.ENDED, Phase.LOST, Phase.FENCED)
 class Verdict(NamedTuple):
     """A phase, its fields for the `attempt` frame, and the claim it rests on.
 
-    `LOST` here means that the shim is dead: whoever asks must see to it that nothing of the attempt lives.
+    `LOST` and `FENCED` here speak of the shim only: whoever asks must see to it that nothing of the attempt lives.
     """
 
     phase: Phase
@@ -56,7 +56,7 @@ def verdict(directory: str) -> Verdict:
             return Verdict(Phase.STARTING if exists else Phase.ABSENT, {})
         claim = spool.read_json(directory, spool.CLAIM) or {}  # a damaged claim is still a claim
         if claim.get("fenced"):
-            return Verdict(Phase.FENCED, {})
+            return Verdict(Phase.FENCED, {}, claim)
         if spool.is_locked(directory):
             return _alive(directory, claim)
         # The lock may have been freed just after a record was written: then the second look finds it.

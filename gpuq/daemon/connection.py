@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -119,10 +119,7 @@ class Connection:
         link = self._link = await self._open_link()
         await link.send(self._hello())
         frames = link.frames()
-        try:
-            ready = await asyncio.wait_for(anext(frames, None), READY_WITHIN_S)
-        except asyncio.TimeoutError:
-            raise NodeError(f"the agent was not ready within {READY_WITHIN_S:g} s") from None
+        ready = await _first_of(frames)
         if ready is None:
             raise NodeError("the agent ended before it was ready; the log has its last words")
         if ready.get("type") != "ready":
@@ -314,6 +311,21 @@ class Connection:
         else:
             for note in outcome.notes:
                 log.warning("%s", note)
+
+
+async def _first_of(frames: AsyncIterator[Frame]) -> Frame | None:
+    """The first frame, None when the link ends before it; raises NodeError when it does not come in time.
+
+    Not asyncio.wait_for: before Python 3.12 it may lose a cancellation, and the daemon could then not stop.
+    """
+    first = asyncio.ensure_future(anext(frames, None))
+    try:
+        await asyncio.wait({first}, timeout=READY_WITHIN_S)
+        if not first.done():
+            raise NodeError(f"the agent was not ready within {READY_WITHIN_S:g} s")
+        return first.result()
+    finally:
+        first.cancel()
 
 
 def _log_outcome(answer: asyncio.Future[Any]) -> None:

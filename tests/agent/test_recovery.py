@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import uuid
 from collections.abc import Callable
@@ -192,6 +193,16 @@ def test_fence_after_start_reports_the_truth(agent: AgentDriver, tmp_path: Path)
     agent.phase(run.attempt, "running")
     (tmp_path / "go").touch()
     assert run.ended()["exit_code"] == 2
+
+
+def test_fence_after_the_directory_is_gone(agent: AgentDriver, tmp_path: Path) -> None:
+    """A fence of an attempt whose directory was deleted says "fenced" only when the job's processes are dead."""
+    run = agent.start(held(tmp_path, 0))
+    pids = run.pids(1)
+    shutil.rmtree(agent.spool / run.attempt)
+    agent.send(type="fence", attempt=run.attempt)
+    agent.phase(run.attempt, "fenced")
+    assert not alive(pids[0])
 
 
 def test_fence_and_start_race(start_agent: StartAgent, tmp_path: Path) -> None:

@@ -87,7 +87,9 @@ class Stage:
         self.directory = directory
         self.socket = directory / "gpuq.sock"
         self.clock = clock or FakeClock()
-        self.store: Any = FakeStore() if store is None else store
+        self.store: Any = store
+        if store is None:
+            self.store = FakeStore()
         self.agent = agent or FakeAgent()
         self.loop = Loop(self.store, self.clock)
         self.places = launch.Places(home=directory, logs=directory / "logs", log_limit_bytes=1 << 30)

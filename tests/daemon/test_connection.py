@@ -20,7 +20,7 @@ from gpuq.daemon.connection import SUSPECT_AFTER_S, UNREACHABLE_AFTER_S, Connect
 from gpuq.errors import NodeError
 from gpuq.journal.problems import JournalFull
 from tests.daemon.stage import LOCAL, Stage, played, submit_body
-from tests.fakes import FakeAgent, FakeStore, sample, until
+from tests.fakes import FakeAgent, FakeStore, sample, turns, until
 
 
 @pytest.fixture(autouse=True)
@@ -128,6 +128,16 @@ async def test_a_link_that_cannot_be_opened(tmp_path: Path, fault: Exception) ->
         agent.unreachable = None
         await stage.reaches(id_, "RUNNING")
         assert connection_of(stage).last_error is None
+
+
+@played
+async def test_a_stop_at_any_moment(tmp_path: Path) -> None:
+    """However far the conversation has got, a stop ends it: no cancellation is lost."""
+    agent = FakeAgent()
+    for count in range(25):
+        async with Stage(tmp_path, agent=agent):
+            await turns(count)
+    assert all(link.is_closed for link in agent.links)
 
 
 @played

@@ -6,6 +6,7 @@ import base64
 import os
 import pwd
 import string
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_a_user_without_an_account() -> None:
 
 def test_a_time_limit_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job with a time limit knows when it will end, on the wall clock."""
-    monkeypatch.setattr(launch.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
     assert variables(*placed(time_limit_s=90.0))["GPUQ_JOB_END_TIME"] == "1090"
 
 

@@ -256,7 +256,8 @@ def faulty_drain(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_failing_request_does_not_hurt_the_others(faulty_drain: None) -> None:
     """A fault in one request of a batch reaches its requester alone; the others are carried out, in order."""
     async with running() as loop:
-        asked: list[AnyRequest] = [submission("a"), DrainNode(node=NodeName("mill"), reason="r", by=user()), submission("b")]
+        drain = DrainNode(node=NodeName("mill"), reason="r", by=user())
+        asked: list[AnyRequest] = [submission("a"), drain, submission("b")]
         first, failed, last = await asyncio.gather(*map(loop.ask_later, asked), return_exceptions=True)
         assert isinstance(failed, ZeroDivisionError)
         assert not isinstance(first, BaseException)

@@ -113,7 +113,7 @@ ENDS: dict[JobState, Json] = {
 }
 
 
-@pytest.mark.parametrize("final", sorted(FINAL, key=lambda state: state.value), ids=lambda state: str(state.value))
+@pytest.mark.parametrize("final", sorted(FINAL, key=str), ids=str)
 @played
 async def test_wait_ends_with_every_final_state(tmp_path: Path, final: JobState) -> None:
     """Whatever its final state, a job's end answers the wait at once; only COMPLETED gives exit code 0."""
