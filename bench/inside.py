@@ -10,6 +10,7 @@ from collections.abc import Callable
 from bench.figures import Limit, Row, Unit
 from bench.place import Place
 from gpuq.core import greedy
+from gpuq.core.apply import apply
 from gpuq.core.events import JobsSubmitted
 from gpuq.core.model import JobId, Stamp
 from gpuq.core.problem import snapshot
@@ -21,6 +22,7 @@ from tests.builders import cluster, node, spec, stamp, submit, user
 from tests.builders import place as put
 
 ROUNDS = 30
+WAITING = 10_000
 TYPES = ("H100-80G", "A100-40G", "V100-16G", "RTX3090-24G")  # 16 nodes of 4 GPUs
 
 
@@ -33,7 +35,22 @@ def planning_pass(place: Place) -> list[Row]:
     return [
         Row("planning pass, greedy, with estimates: 200 waiting, 64 GPUs of 4 types", Unit.SECONDS, full, Limit(0.010)),
         Row("the same, only what starts now", Unit.SECONDS, starts, Limit(0.010)),
+        *(_dispatch_of_names(names) for names in (1, 100, 10_000)),
     ]
+
+
+def _dispatch_of_names(names: int) -> Row:
+    """What starts now when one of 8 GPUs is free and 10,000 jobs wait: jobs of one name share a queue."""
+    state = cluster(node("mill", "A100-40G:8"))
+    for _ in range(7):
+        put(state, submit(state), "mill")
+    for number in range(WAITING):
+        id_ = JobId(str(state.next_id))
+        event = JobsSubmitted(id=id_, spec=spec(name=f"job{number % names}"), owner=user(), key="", tasks=(), held=None)
+        apply(state, event, stamp(1.0))
+    values = _timed(lambda: greedy.dispatch(state, stamp(60.0)), 10)
+    named = "name" if names == 1 else "names"
+    return Row(f"what starts now, {WAITING:,} waiting of {names:,} {named}, 1 of 8 GPUs free", Unit.SECONDS, values)
 
 
 def _busy_cluster() -> ClusterState:

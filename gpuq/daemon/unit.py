@@ -15,11 +15,14 @@ from gpuq.config import Paths
 from gpuq.errors import GpuqError
 
 UNIT = "gpuq.service"
+GPUQ = (sys.executable, "-m", "gpuq")
 
 
 def unit_text(environment: dict[str, str] | None = None, command: list[str] | None = None) -> str:
     """The unit file; `environment` is what the daemon needs to find the same home and settings."""
-    words = command or [sys.executable, "-m", "gpuq", "daemon", "run"]
+    program, *arguments = command or [*GPUQ, "daemon", "run"]
+    # Only in arguments does systemd replace $VARIABLES; in Environment= and in the program a dollar sign is just that.
+    words = [_quoted(program), *(_quoted(word.replace("$", "$$")) for word in arguments)]
     settings = "".join(f"Environment={_quoted(f'{name}={value}')}\n" for name, value in (environment or {}).items())
     return f"""[Unit]
 Description=gpuq, a job queue for GPUs
@@ -27,7 +30,7 @@ Documentation=man:gpuq(1)
 
 [Service]
 Type=simple
-{settings}ExecStart={" ".join(_quoted(word) for word in words)}
+{settings}ExecStart={" ".join(words)}
 Restart=on-failure
 RestartSec=2
 # Stopping the daemon leaves the jobs alone; it finds them again when it starts.
@@ -41,7 +44,7 @@ WantedBy=default.target
 
 
 def _quoted(word: str) -> str:
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"' if any(letter in word for letter in " \t\"'\\;") else escaped
 
 
@@ -61,9 +64,20 @@ def install(paths: Paths, start: bool) -> list[str]:
     lines = [f"Wrote {file}"]
     if start:
         _systemctl("daemon-reload")
-        _systemctl("enable", "--now", UNIT)
+        _systemctl("enable", UNIT)
+        _stop_running()
+        _systemctl("start", UNIT)
         return [*lines, f"Started {UNIT}; it listens at {paths.socket}"]
     return [*lines, f"Start it with: systemctl --user daemon-reload && systemctl --user enable --now {UNIT}"]
+
+
+def _stop_running() -> None:
+    """End a daemon that runs already: one that a submit started keeps the unit's out, an older unit's is outdated."""
+    done = subprocess.run([*GPUQ, "daemon", "stop"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        hint = f"End it, then: systemctl --user start {UNIT}"
+        raise GpuqError(f"The running daemon could not be stopped: {said}.", hint)
 
 
 def _systemctl(*words: str) -> None:

@@ -216,10 +216,10 @@ def test_daemon_install(gpuq: Any, tmp_path: Path, home: Path) -> None:
 
 
 def test_unit_quotes_what_systemd_would_expand() -> None:
-    """Blanks, percent and dollar signs in paths survive systemd's own expansion."""
-    text = unit.unit_text({"GPUQ_HOME": "/a b/100%$x"}, ["/opt/my py", "-m", "gpuq"])
-    assert 'Environment="GPUQ_HOME=/a b/100%%$$x"' in text
-    assert 'ExecStart="/opt/my py" -m gpuq' in text
+    """Blanks, percent and dollar signs in paths survive systemd's own expansion, of dollars in arguments only."""
+    text = unit.unit_text({"GPUQ_HOME": "/a b/100%$x"}, ["/opt/my $py", "-m", "$gpuq"])
+    assert 'Environment="GPUQ_HOME=/a b/100%%$x"' in text
+    assert 'ExecStart="/opt/my $py" -m $$gpuq' in text
 
 
 def test_config(gpuq: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

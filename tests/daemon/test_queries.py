@@ -16,6 +16,7 @@ from gpuq.core.model import JobId
 from gpuq.core.requests import Submit
 from gpuq.core.states import FINAL, JobState, Reason
 from gpuq.daemon import verbs
+from gpuq.daemon.api import Call
 from gpuq.journal.store import Journal
 from tests.builders import spec, user
 from tests.daemon.stage import Json, Stage, base64_of, played, submit_body
@@ -275,7 +276,10 @@ async def test_the_same_key_is_the_same_job(tmp_path: Path) -> None:
         answers = await asyncio.gather(*[stage.post("/v1/jobs", body) for _ in range(6)])
         assert {answer["id"] for answer in answers} == {"2"}
         assert sorted(answer["existing"] for answer in answers) == [False] + [True] * 5
-        assert len(stage.loop.state.jobs) == 2
+        call = Call(user(), {}, {}, submit_body({"gpus": 0}, **NEVER))
+        twice = await asyncio.gather(verbs.submit(stage.desk, call), verbs.submit(stage.desk, call))
+        assert [(answer["id"], answer["existing"]) for answer in twice] == [("3", False), ("3", True)]
+        assert len(stage.loop.state.jobs) == 3
 
 
 @played
