@@ -41,6 +41,7 @@ class _Entry:
         self.look_at_s: Optional[float] = None
         self.refusal: Optional[Frame] = None
         self.live = True
+        self.owner: Dict[str, Any] = {}  # job and GPUs, as in its spec
 
 
 class Attempts:
@@ -237,6 +238,10 @@ class Attempts:
         elif found.phase is Phase.ABSENT and entry.refusal is not None:
             frame = entry.refusal
         entry.live = frame["phase"] in verdict.LIVE
+        if entry.live and not entry.owner:
+            spec = spool.read_json(directory, spool.SPEC) or {}
+            entry.owner = {"job": spec.get("job"), "gpus": spec.get("gpus") or []}
+        frame = {**frame, **entry.owner}
         entry.sent = frame
         entry.repeat_at_s = now + REPEAT_S
         if frame["phase"] == Phase.ABSENT.value:

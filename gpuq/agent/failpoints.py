@@ -38,6 +38,7 @@ ALL = (
     "shim.after_exit_record",
 )
 
+_OURS = {point.partition(".")[0] for point in ALL}  # the daemon reads the same variable for its own points
 ACTIONS = ("kill", "exit", "delay", "enospc", "eio")
 
 
@@ -56,6 +57,8 @@ def parse(text: str) -> Dict[str, Fault]:
         point, separator, rest = part.partition("=")
         rest, at, hit = rest.partition("@")
         action, _, argument = rest.partition(":")
+        if point.partition(".")[0] not in _OURS:
+            continue
         if not separator or point not in ALL or action not in ACTIONS or (at and not hit.isdigit()):
             raise ValueError(f"GPUQ_FAILPOINTS: {part!r} is not `point=action[:argument][@N]` with a known point.")
         faults[point] = Fault(action, argument, int(hit) if at else 0)

@@ -21,6 +21,10 @@ INTERRUPTED = 130
 
 def run() -> NoReturn:
     """Carry out sys.argv and end the process."""
+    # A stream that was closed by the caller (`>&-`) is None, and its number would go to the next file opened.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (kept open until the process ends)
     # Names from elsewhere may hold what this terminal's encoding lacks: shown escaped, never a crash.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -30,6 +34,10 @@ def run() -> NoReturn:
         sys.stdout.flush()
     except BrokenPipeError:
         _drop_output()
+    except OSError as error:
+        _drop_output()
+        output.note(f"The output could not be written: {error.strerror}.")
+        code = 1
     # Nothing is left to clean up, and skipping the interpreter's teardown saves some milliseconds.
     sys.stderr.flush()
     os._exit(code)

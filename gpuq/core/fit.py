@@ -195,6 +195,9 @@ def shortage(state: ClusterState, node: Node, asked: Resources, free: int) -> Ob
         first = gpu_mismatch(node.gpus[0], asked)
         assert first is not None
         return Obstacle(reason=first.reason, message=first.message, when=When.NEVER, node=node.name)
+    if not node.gpus and node.driver_error is not None:
+        message = f"{node.name} shows no GPU: {node.driver_error}"
+        return Obstacle(reason=Reason.GPU_UNKNOWN, message=message, node=node.name)
     if possible < asked.gpus:
         message = f"needs {asked.gpus} on one node; {node.name} has {possible}"
         return Obstacle(reason=Reason.BAD_CONSTRAINTS, message=message, when=When.NEVER, node=node.name)

@@ -66,7 +66,7 @@ def install(paths: Paths, start: bool) -> list[str]:
         _systemctl("daemon-reload")
         _systemctl("enable", UNIT)
         _stop_running()
-        _systemctl("start", UNIT)
+        _systemctl("restart", UNIT)  # `start` would do nothing while the unit's own daemon is still ending
         return [*lines, f"Started {UNIT}; it listens at {paths.socket}"]
     return [*lines, f"Start it with: systemctl --user daemon-reload && systemctl --user enable --now {UNIT}"]
 
