@@ -57,8 +57,7 @@ def _peer_killed(place: Place) -> tuple[tuple[float, ...], tuple[float, ...]]:
         if spooler is None:
             return (), ()
         gate = spooler.directory / "gate"
-        for _ in range(RUNNING):
-            spooler.say("-n", "sh", "-c", f"until [ -e {gate} ]; do sleep 0.1; done")
+        spooler.block(RUNNING, gate)
         for _ in range(QUEUED):
             spooler.say("-n", "true")
         _kill(spooler.server())

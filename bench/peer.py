@@ -55,6 +55,12 @@ class Spooler:
         """Run a command; what it prints."""
         return output_of([self.program, *words], self.environment, self.directory)
 
+    def block(self, count: int, gate: Path) -> None:
+        """Queue jobs that run until there is a file `gate`, or until the directory is gone, also after an error."""
+        line = f"until [ -e {gate} ] || [ ! -d {self.directory} ]; do sleep 0.05; done"
+        for _ in range(count):
+            self.say("-n", "sh", "-c", line)
+
     def timed(self, *words: str) -> Timed:
         """Run a command; what it costs."""
         return timed([self.program, *words], self.environment, self.directory)

@@ -89,8 +89,7 @@ def _drained(queue: Queue) -> float:
 def _drained_by_peer(spooler: Spooler) -> float:
     """The slots are held by jobs that wait for a file, until all others are queued."""
     gate = spooler.directory / "gate"
-    for _ in range(SLOTS):
-        spooler.say("-n", "sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done")
+    spooler.block(SLOTS, gate)
     for _ in range(MOST_JOBS):
         spooler.say("-n", "true")
     begin_s = time.perf_counter()

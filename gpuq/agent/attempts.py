@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from . import containment, preparation, processes, records, spool, verdict
 from .children import Forker
-from .failpoints import reach
+from .failpoints import mutant, reach
 from .frames import Frame, note
 from .verdict import Phase, Verdict
 
@@ -26,6 +26,7 @@ LEFTOVER_SWEEP_S = 0.05
 SLOW_SWEEP_S = 1.0
 UNKILLABLE_AFTER_S = 5.0
 SHIM_PATIENCE_S = 2.0
+UNGUARDED = (Phase.LOST, Phase.FENCED)  # no shim sees to what may still live
 
 
 class _Entry:
@@ -69,6 +70,8 @@ class Attempts:
         """Start once; asked again, it only reports or asks the forker again."""
         entry = self._entries.setdefault(attempt, _Entry())
         directory = self._spool.directory(attempt)
+        if mutant("double-start"):
+            spool.unlink(os.path.join(directory, spool.CLAIM))
         if entry.refusal is None and not os.path.exists(os.path.join(directory, spool.CLAIM)):
             try:
                 self._prepare(directory, spec)
@@ -155,6 +158,9 @@ class Attempts:
         """
         self._entries.setdefault(attempt, _Entry())
         directory = self._spool.directory(attempt)
+        if mutant("skip-fence"):
+            self._send(Verdict(Phase.FENCED, {}).frame(attempt))
+            return
         if verdict.verdict(directory).phase in (Phase.ABSENT, Phase.STARTING):
             os.makedirs(directory, mode=0o700, exist_ok=True)
             lock = spool.make_claim(directory, {"fenced": True, "containment": self._containment.as_json()})
@@ -169,7 +175,7 @@ class Attempts:
         """Remove what is over from the spool; what lives stays."""
         entry = self._entries.get(attempt)
         found = verdict.verdict(self._spool.directory(attempt))
-        swept = found.phase is not Phase.LOST or (entry is not None and not entry.live)
+        swept = found.phase not in UNGUARDED or (entry is not None and not entry.live)
         if found.phase in verdict.LIVE or not swept:
             note(f"attempt {attempt}: it is {found.phase.value}, so its spool entry is not released.")
             self.refresh(attempt, force=True)
@@ -209,6 +215,8 @@ class Attempts:
             if frame["phase"] == Phase.ENDED.value:
                 reach("agent.before_report_ended")
             self._send(frame)
+            if frame["phase"] == Phase.ENDED.value and mutant("release-before-commit"):
+                self._spool.remove(attempt)
 
     def shim_ended(self, attempt: str) -> None:
         """The forker says that a shim is through with an attempt: if it never claimed it, another one may."""
@@ -233,7 +241,7 @@ class Attempts:
         frame = found.frame(attempt)
         now = time.monotonic()
         entry.look_at_s = None
-        if found.phase in (Phase.LOST, Phase.FENCED) and not self._swept(attempt, entry, found, now):
+        if found.phase in UNGUARDED and not self._swept(attempt, entry, found, now):
             frame = verdict.leftovers_frame(attempt, found, directory, self._stubborn(attempt, entry, found, now))
         elif found.phase is Phase.ABSENT and entry.refusal is not None:
             frame = entry.refusal
@@ -249,10 +257,12 @@ class Attempts:
         return frame
 
     def _swept(self, attempt: str, entry: _Entry, found: Verdict, now: float) -> bool:
-        """Kill what a dead shim left behind; True when nothing is left."""
+        """Kill what lives without a shim; True when nothing is left."""
         if not entry.live:
             return True
         claim = found.claim or {}
+        if mutant("kill-by-bare-pid") and "shim_pid" in claim:
+            os.kill(int(claim["shim_pid"]), signal.SIGKILL)
         enclosure, shim_pid = verdict.enclosure_of(claim, attempt), int(claim.get("shim_pid") or 0)
         if processes.kill_sweep(lambda: containment.attempt_processes(enclosure, attempt), shim_pid):
             enclosure.kill()

@@ -1,4 +1,4 @@
-"""Named points at which tests make the agent, the forker or a shim fail. Owns their list and their syntax.
+"""Named points at which tests make the agent, the forker or a shim fail, and the planted mutants. Owns their syntax.
 
 May import: the standard library. One thing to know: without GPUQ_FAILPOINTS a point costs one truth test;
 the variable is read once at import, and forked shims inherit what was read.
@@ -6,6 +6,7 @@ the variable is read once at import, and forked shims inherit what was read.
 Syntax: `point=action[:argument][@N]`, joined by commas. Actions: `kill` (SIGKILL to itself), `exit`
 (`_exit(3)`), `delay:MILLISECONDS`, `enospc`, `eio`. `@N` fires at the N-th hit only. With GPUQ_FAILPOINTS_DIR
 hits are counted over all processes by files in that directory, and a fault fires once, marked by `<dir>/<point>`.
+Points whose first word is none of ours belong to the daemon, which reads the same variable.
 """
 
 from __future__ import annotations
@@ -53,8 +54,11 @@ class Fault(NamedTuple):
 def parse(text: str) -> Dict[str, Fault]:
     """Read the value of GPUQ_FAILPOINTS; raises ValueError that names the bad part."""
     faults: Dict[str, Fault] = {}
+    ours = {point.partition(".")[0] for point in ALL}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         point, separator, rest = part.partition("=")
+        if point.partition(".")[0] not in ours:
+            continue
         rest, at, hit = rest.partition("@")
         action, _, argument = rest.partition(":")
         if point.partition(".")[0] not in _OURS:
@@ -100,6 +104,12 @@ def reach(point: str) -> None:
         raise OSError(number, os.strerror(number), f"failpoint {point}")
 
 
+def mutant(name: str) -> bool:
+    """Whether the fault `name` is planted on purpose, so that a test can prove that it would be found."""
+    return name == _MUTANT
+
+
 _FAULTS = parse(os.environ.get("GPUQ_FAILPOINTS", ""))
 _DIRECTORY = os.environ.get("GPUQ_FAILPOINTS_DIR", "")
+_MUTANT = os.environ.get("GPUQ_MUTANT", "")
 _HITS: Dict[str, int] = {}

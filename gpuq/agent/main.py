@@ -224,6 +224,7 @@ class Agent:
         try:
             place = spool.Spool(hello["spool"])
             _lock_soon(place)
+            place.finish_removals()
             level = containment.choose(place.id, os.environ.get("GPUQ_CONTAINMENT") or None)
             forker = Forker(place.path)
         except spool.SpoolRefused as error:

@@ -17,7 +17,7 @@ from typing import Any, Dict, List, NoReturn, Optional
 
 from . import launch, linux, logs, processes, records, spool
 from .containment import Enclosure, from_json
-from .failpoints import reach
+from .failpoints import mutant, reach
 
 LOG_CHECK_S = 1.0
 SWEEP_S = 0.05
@@ -226,6 +226,7 @@ class Shim:
             self.max_rss_kib = max(self.max_rss_kib, usage.ru_maxrss)
             if pid == self.main_pid:
                 self.main_status = status
+                self.childless = mutant("free-gpu-before-kill")
                 reach("shim.after_main_exit")
 
     def _advance(self, now: float) -> Optional[float]:
@@ -374,8 +375,7 @@ class Shim:
         if self.reason is None and failed and self.enclosure.memory_kills() > 0:
             self.reason = "out_of_memory"
         record = records.exit_record(self.attempt, status, self.reason, error, self.claim["started_at"])
-        sizes = self.log_cap.sizes()
-        record["log_bytes"], record["log_dropped_bytes"] = sizes
+        record["log_bytes"], record["log_dropped_bytes"] = self.log_cap.sizes()
         if status is not None:
             record["run_s"] = round(time.monotonic() - self.started_s, 6)
             record["cpu_s"] = round(self.cpu_s, 6)

@@ -15,6 +15,7 @@ import uuid
 from typing import Any, Dict, List, Optional
 
 from . import linux
+from .failpoints import mutant
 
 SPEC = "spec.json"
 ENVIRONMENT = "environment"
@@ -30,6 +31,7 @@ SHIM_LOG = "shim.log"
 WAKE = "wake"
 LOCK = "agent.lock"
 ID = "id"
+REMOVED = ".removed"  # ends the name of an attempt's directory that is on its way out
 
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "9p", "afs", "gpfs", "beegfs")
 _ATTEMPT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -108,10 +110,12 @@ def make_claim(directory: str, record: Dict[str, Any]) -> Optional[int]:
     unlink(temporary)
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
+        os.set_inheritable(descriptor, mutant("lock-inherited"))
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         write_all(descriptor, json.dumps(record).encode("ascii"))
         os.fsync(descriptor)
-        os.link(temporary, os.path.join(directory, CLAIM))
+        # The first link wins; a rename would let a late shim win too.
+        (os.rename if mutant("claim-without-exclusive") else os.link)(temporary, os.path.join(directory, CLAIM))
     except FileExistsError:
         os.close(descriptor)
         return None
@@ -246,11 +250,27 @@ class Spool:
         return []
 
     def remove(self, attempt: str) -> None:
-        """Remove an attempt's directory, by descriptors and never through a link."""
+        """Remove an attempt's directory, by descriptors and never through a link.
+
+        Its name goes first and at once: half a directory would say of an attempt what is not true.
+        """
         top = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            _remove_tree(top, attempt)
+            os.rename(attempt, attempt + REMOVED, src_dir_fd=top, dst_dir_fd=top)
+            _remove_tree(top, attempt + REMOVED)
         except FileNotFoundError:
+            pass
+        finally:
+            os.close(top)
+
+    def finish_removals(self) -> None:
+        """Remove what an agent that died was just removing; what cannot be removed stays for the next start."""
+        top = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for name in os.listdir(top):
+                if name.endswith(REMOVED):
+                    _remove_tree(top, name)
+        except OSError:
             pass
         finally:
             os.close(top)

@@ -25,13 +25,13 @@ from gpuq.core.events import (
     StartAttempt,
     StopAttempt,
 )
-from gpuq.core.model import GpuUuid, Node, NodeName, Reach
-from gpuq.core.requests import AnyRequest, GpusSeen, NodeReached, NodeReady
+from gpuq.core.model import GpuUuid, Node, NodeName, Reach, User
+from gpuq.core.requests import AnyRequest, DeclareDead, GpusSeen, NodeReached, NodeReady
 from gpuq.daemon import inventory, launch
 from gpuq.daemon.loop import Loop
 from gpuq.daemon.ports import Frame, Link
 from gpuq.errors import GpuqError, NodeError
-from gpuq.journal.failpoints import reach
+from gpuq.journal.failpoints import mutant, reach
 
 log = logging.getLogger("gpuq.node")
 
@@ -80,7 +80,8 @@ class Connection:
         self._link: Link | None = None
         self._began_steady_s = loop.clock.now().steady_s
         self.back_off_s = FIRST_BACK_OFF_S  # before the next try to connect
-        self._outbox: asyncio.Queue[AnyAction] = asyncio.Queue()
+        self._scan_due: asyncio.TimerHandle | None = None
+        self._outbox: asyncio.Queue[AnyAction | Frame] = asyncio.Queue()
 
     async def run(self) -> None:
         """Keep the node connected until cancelled."""
@@ -159,6 +160,8 @@ class Connection:
         known = self._loop.state.nodes.get(node.name)
         if known is not None:
             node = msgspec.structs.replace(node, gpus=inventory.with_use_of(known.gpus, node.gpus))
+            if mutant("relaunch-when-spool-gone"):
+                node = msgspec.structs.replace(node, spool_id=known.spool_id)
         attempts = tuple(inventory.report_of(node.name, frame) for frame in inventory.records_of(ready, "attempts"))
         self.ready.set()
         outcome = await self._loop.ask(NodeReady(node=node, attempts=attempts))
@@ -173,8 +176,8 @@ class Connection:
 
     # --- out ---------------------------------------------------------------------------------------------
 
-    def post(self, action: AnyAction) -> None:
-        """Send an action when the node is connected; dropped otherwise (see the module's docstring)."""
+    def post(self, action: AnyAction | Frame) -> None:
+        """Send an action, or a frame, when the node is connected; dropped otherwise (see the module's docstring)."""
         if self.ready.is_set():
             self._outbox.put_nowait(action)
 
@@ -183,10 +186,10 @@ class Connection:
         while True:
             action = await outbox.get()
             try:
-                frame = self._frame_of(action)
+                frame = action if isinstance(action, dict) else self._frame_of(action)
             except Exception as error:
                 unforeseen = not isinstance(error, GpuqError | OSError)
-                log.error("an action for attempt %s was not sent: %s", action.attempt, error, exc_info=unforeseen)
+                log.error("an action was not sent: %s: %s", action, error, exc_info=unforeseen)
                 asyncio.get_running_loop().call_later(RESEND_S, self.post, action)
                 continue
             if frame is None:
@@ -289,6 +292,8 @@ class Connection:
             silent_s = self._silent_s()
             if silent_s > UNREACHABLE_AFTER_S:
                 await self._ask(NodeReached(node=self.config.name, reach=Reach.UNREACHABLE))
+                if mutant("unreachable-is-dead"):
+                    await self._ask(DeclareDead(node=self.config.name, by=User(name="gpuq", uid=0, is_admin=True)))
                 link = self._link
                 if link is not None:
                     log.warning("node %s: silent for %.0f s; connecting again", self.config.name, silent_s)
@@ -298,8 +303,24 @@ class Connection:
                 await self._ask(NodeReached(node=self.config.name, reach=Reach.SUSPECT))
 
     def _ask_later(self, request: AnyRequest) -> None:
-        """Ask without waiting: the agent repeats what was not taken, so an error is only logged."""
-        self._loop.ask_later(request).add_done_callback(_log_outcome)
+        """Ask without waiting; after a report that was not taken, all are asked for again."""
+        self._loop.ask_later(request).add_done_callback(self._see_to_report)
+
+    def _see_to_report(self, answer: asyncio.Future[Any]) -> None:
+        if answer.cancelled():
+            return
+        error = answer.exception()
+        if error is None:
+            for note in answer.result().notes:
+                log.warning("%s", note)
+            return
+        log.warning("a report was not taken; all are asked for again soon: %s", error)
+        if self._scan_due is None:
+            self._scan_due = asyncio.get_running_loop().call_later(RESEND_S, self._scan)
+
+    def _scan(self) -> None:
+        self._scan_due = None
+        self.post({"type": "scan"})
 
     async def _ask(self, request: AnyRequest) -> None:
         try:
@@ -326,14 +347,3 @@ async def _first_of(frames: AsyncIterator[Frame]) -> Frame | None:
         return first.result()
     finally:
         first.cancel()
-
-
-def _log_outcome(answer: asyncio.Future[Any]) -> None:
-    if answer.cancelled():
-        return
-    error = answer.exception()
-    if error is not None:
-        log.warning("a report was not taken: %s", error)
-        return
-    for note in answer.result().notes:
-        log.warning("%s", note)

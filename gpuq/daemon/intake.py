@@ -17,6 +17,7 @@ from gpuq.core.model import BlobId, JobId, JobSpec, User
 from gpuq.core.requests import Submit
 from gpuq.core.states import JobState
 from gpuq.errors import UsageError
+from gpuq.journal.failpoints import mutant
 
 MAX_ENVIRONMENT_BYTES = 8 * 2**20
 MAX_SCRIPT_BYTES = 8 * 2**20
@@ -114,8 +115,9 @@ def submit_of(body: Json, by: User, parcel: Parcel) -> Submit:
     except msgspec.ValidationError as error:
         raise misfit(error, "spec") from None
     _check_positions(converted, beside.tasks)
+    key = "" if mutant("no-idempotency-key") else beside.key
     return Submit(
-        spec=converted, by=by, key=beside.key, tasks=beside.tasks, held=beside.held, gpus_given=beside.gpus_given
+        spec=converted, by=by, key=key, tasks=beside.tasks, held=beside.held, gpus_given=beside.gpus_given
     )
 
 

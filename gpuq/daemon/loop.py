@@ -152,6 +152,8 @@ class Loop:
         if actions:
             reach("daemon.before_actions")
             self.on_actions(actions)
+        if self._since_snapshot >= SNAPSHOT_EVERY:
+            self.take_snapshot()
 
     def _step(self, asked: Asked, now: Stamp) -> Outcome | None:
         """The outcome of what was asked; a refusal is answered at once and changes nothing."""
@@ -174,14 +176,16 @@ class Loop:
         entries = [(now, event) for event in events]
         self.store.append(entries, blobs=blobs, archive=ended, forget=pruned)
         self._since_snapshot += len(events)
-        if self._since_snapshot >= SNAPSHOT_EVERY:
-            self.take_snapshot()
 
     def take_snapshot(self) -> None:
-        """Keep the whole state, so that the next start replays only what comes after."""
-        if self._since_snapshot:
+        """Keep the whole state, so that the next start replays only what comes after; without one it replays more."""
+        if not self._since_snapshot:
+            return
+        try:
             self.store.snapshot(snapshot.to_bytes(self.state), self.store.last_seq)
-            self._since_snapshot = 0
+        except JournalError as error:
+            log.warning("no snapshot was written: %s", error.message)
+        self._since_snapshot = 0
 
     def _refuse(self, error: JournalError, batch: list[Asked]) -> None:
         """Nothing could be written: throw the state away, load it again, and tell every requester."""

@@ -88,12 +88,16 @@ class LocalLink:
                 yield frame
 
     async def close(self) -> None:
-        """End the agent by ending its stdin, and by force when it does not answer to that."""
+        """End the agent by ending its stdin, and by force when it does not answer to that.
+
+        Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes as the agent ends, and the daemon
+        would start another agent instead of stopping.
+        """
         if self._process.stdin is not None:
             self._process.stdin.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), CLOSE_WITHIN_S)
-        except asyncio.TimeoutError:
+        ended = asyncio.ensure_future(self._process.wait())
+        await asyncio.wait({ended}, timeout=CLOSE_WITHIN_S)
+        if not ended.done():
             self._process.kill()
-            await self._process.wait()
+            await ended
         self._log_reader.cancel()

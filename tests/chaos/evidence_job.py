@@ -5,8 +5,9 @@ is what a test waits for. It appends one line at its start and one at its end, a
 on one per GPU it was given. A lock that is taken already is a violation: somebody else lives on that GPU, or another
 attempt of the same submit does.
 
-MODE: `plain`; `stubborn` ignores SIGTERM; `family` also leaves a child in a session of its own that ignores SIGTERM,
-holds the same locks and would live for a minute; `twice` runs for a minute when it is the first start of its tag.
+RUN_S -1: until the file `go-TAG` is there. MODE: `plain`; `stubborn` ignores SIGTERM; `family` also leaves a child in a
+session of its own that ignores SIGTERM, holds the same locks and would live for a minute; `twice` runs for a minute at
+the first start of its tag.
 
 One thing to know: locks belong to the open file, so they are held until the last process that inherited it is gone.
 """
@@ -36,9 +37,17 @@ def main() -> int:
         os.setsid()
         time.sleep(LONG_S)
         os._exit(0)
-    time.sleep(LONG_S if mode == "twice" and is_first else float(run_s))
+    _wait(directory, tag, LONG_S if mode == "twice" and is_first else float(run_s))
     _testify(directory, tag, "end", code)
     return int(code)
+
+
+def _wait(directory: str, tag: str, run_s: float) -> None:
+    end = time.monotonic() + (LONG_S if run_s < 0 else run_s)
+    if run_s >= 0:
+        time.sleep(run_s)
+    while run_s < 0 and time.monotonic() < end and not os.path.exists(os.path.join(directory, f"go-{tag}")):
+        time.sleep(0.02)
 
 
 def _testify(directory: str, tag: str, what: str, detail: str = "-") -> None:

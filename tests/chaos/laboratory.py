@@ -3,8 +3,8 @@
 Owns: submitting evidence jobs and recording each acknowledgement durably; starting the daemon again when it dies; the
 list of violations at the end. May import: tests.e2e.harness and the standard library.
 
-One thing to know: nothing here takes gpuq's word for what happened. What ran is read from the evidence file that the jobs
-write and the locks they hold, what was promised from the client's own log; gpuq's answers are only compared with them.
+One thing to know: nothing here takes gpuq's word for what happened. What ran is read from the evidence file that the
+jobs write and the locks they hold, what was promised from the client's own log; gpuq's answers are only compared.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ ANSWER_WITHIN_S = 30.0
 FINAL_WITHIN_S = 30.0
 DEATH_MARGIN_S = 2.0  # beyond the grace time, until nothing of a cancelled job may live
 RELEASED_WITHIN_S = 20.0  # an agent repeats what was not taken every 5 s
+PASSING = ("Nothing was changed", "The disk that holds")
 UNANSWERED = (OSError, http.client.HTTPException, ValueError)
 EXPECTED_DEATHS = (-9, 70)  # SIGKILL, and the code of the failpoints' `exit`
 
@@ -78,9 +80,9 @@ class Laboratory:
 
     # --- the daemon and who looks after it ---------------------------------------------------------------
 
-    def start(self) -> Laboratory:
-        """Start the daemon and keep it running, as systemd or a person would."""
-        self._wanted = True
+    def start(self, revive: bool = True) -> Laboratory:
+        """Start the daemon and keep it running, as systemd or a person would; without `revive` it stays dead."""
+        self._wanted = revive
         self.queue.launch()
         self._supervisor = threading.Thread(target=self._supervise, daemon=True)
         self._supervisor.start()
@@ -94,9 +96,26 @@ class Laboratory:
             code = process.wait()
             self.deaths.append(code)
             with self._lock:
-                if not self._wanted or self.deaths[-3:] == [code] * 3 and code not in EXPECTED_DEATHS:
+                fails_to_start = self.deaths[-3:] == [code] * 3 and code not in EXPECTED_DEATHS
+                if not self._wanted or fails_to_start:
                     return
                 self.queue.launch()
+
+    def kill_daemon(self, revive: bool = True) -> None:
+        """`kill -9`; without `revive` it stays dead, and its agent has ended on return."""
+        with self._lock:
+            self._wanted = revive
+            process = self.queue.process
+        assert process is not None
+        process.kill()
+        if not revive:
+            self.await_death()
+
+    def await_death(self) -> None:
+        """Wait until the daemon that is not to be revived, and its agent with it, have ended."""
+        assert self._supervisor is not None
+        self._supervisor.join(ANSWER_WITHIN_S)
+        eventually(lambda: not self.queue.agents(), "the agent ends with its daemon")
 
     def stop(self) -> None:
         """Stop the daemon in an orderly way; it may be made to die instead."""
@@ -122,8 +141,8 @@ class Laboratory:
             try:
                 return ask()
             except ApiError as error:
-                # 5xx: a fault of gpuq's own, and "Nothing was changed": the journal could not be written.
-                if error.status < 500 and "Nothing was changed" not in error.message:
+                # 5xx is a fault of gpuq; a journal that cannot be written and a full disk are said to be passing.
+                if error.status < 500 and not error.message.startswith(PASSING):
                     raise
                 last: Exception = error
             except UNANSWERED as error:
@@ -133,8 +152,9 @@ class Laboratory:
             time.sleep(RETRY_S)
 
     def submit(
-        self, run_s: float = 0.0, code: int = 0, mode: str = "plain", grace_s: float = 0.2, **fields: Any
-    ) -> Promise:
+        self, run_s: float = 0.0, code: int = 0, mode: str = "plain", grace_s: float = 0.2, replies_lost: int = 0,
+        **fields: Any,
+    ) -> Promise:  # fmt: skip
         """Submit an evidence job, with the same key until it is acknowledged; write the acknowledgement down."""
         tag = uuid.uuid4().hex[:12]
         allowed = 1_000 if fields.get("requeue") else 1
@@ -144,9 +164,15 @@ class Laboratory:
             argv, key=promise.key, name=tag, grace_s=grace_s, environment={"CHAOS_TAG": tag}, **fields
         )
         self.promises.append(promise)
+        for _ in range(replies_lost):
+            self._insist(lambda: self.queue.api.post("/v1/jobs", body))
         promise.id = str(self._insist(lambda: self.queue.api.post("/v1/jobs", body))["id"])
         self._write_down("submit", promise)
         return promise
+
+    def let_go(self, promise: Promise) -> None:
+        """Let a job with a run time of -1 end by itself."""
+        (self.directory / f"go-{promise.tag}").touch()
 
     def cancel(self, promise: Promise) -> None:
         """Cancel until that is acknowledged."""
@@ -167,7 +193,11 @@ class Laboratory:
             if job["restarts"] == restarts and job["stopping"] != "requeue":
                 self.queue.api.post("/v1/requeue", {"ids": [promise.id], "hold": False})
 
-        self._insist(ask)
+        try:
+            self._insist(ask)
+        except ApiError:
+            promise.starts_allowed -= 1
+            raise
         self._write_down("requeue", promise)
 
     def close(self) -> None:
@@ -195,20 +225,33 @@ class Laboratory:
         """What the jobs have written so far."""
         path = self.directory / "evidence"
         rows = [row.split() for row in path.read_text().splitlines()] if path.exists() else []
-        return [Line(what, tag, attempt, int(pid), boot, float(at), more) for what, tag, attempt, pid, boot, at, more in rows]
+        return [Line(row[0], row[1], row[2], int(row[3]), row[4], float(row[5]), row[6]) for row in rows]
 
     def starts(self, promise: Promise) -> int:
         """How often its program has started."""
         return sum(line.what == "start" and line.tag == promise.tag for line in self.evidence())
 
-    def has_begun(self, promise: Promise, starts: int = 1) -> None:
-        """Wait until its program has started that often, or it ended without."""
+    def state(self, promise: Promise) -> str:
+        """What gpuq says of the job now."""
         assert promise.id is not None
-        id_ = promise.id
+        return str(self.job(promise.id)["state"])
+
+    def has_begun(self, promise: Promise) -> None:
+        """Wait until its program has started, or it ended without."""
         eventually(
-            lambda: self.starts(promise) >= starts or self.job(id_)["state"] in FINAL,
-            lambda: f"job {id_} starts: {self.job(id_)}",
+            lambda: self.starts(promise) > 0 or self.state(promise) in FINAL,
+            lambda: f"job {promise.id} starts: {self.state(promise)}",
         )
+
+    def is_running(self, promise: Promise) -> str:
+        """Wait until gpuq, too, says so; the attempt."""
+        eventually(lambda: self.state(promise) == "RUNNING", lambda: f"job {promise.id} runs: {self.state(promise)}")
+        return str(self.job(promise.id or "")["attempt"])
+
+    def kill_shim(self, promise: Promise) -> None:
+        """`kill -9` the process that guards a running job."""
+        promise.disturbed = True
+        os.kill(int(self.queue.claim(self.is_running(promise))["shim_pid"]), signal.SIGKILL)
 
     def settle(self) -> list[str]:
         """Wait until every acknowledged job is final and its spool entry released; what never is, is named."""
@@ -220,7 +263,10 @@ class Laboratory:
             stuck = [text for text in stuck if text.rsplit(" ", 1)[1] not in FINAL]
             if not stuck or time.monotonic() > end:
                 return stuck
-            self._insist(lambda: self.queue.api.get("/v1/wait", ids=stuck[0].split()[1], timeout_s=1))
+            self._insist(lambda: self._wait_for(stuck[0].split()[1]))  # noqa: B023  (called at once)
+
+    def _wait_for(self, id_: str) -> None:
+        self.queue.api.exchange("GET", "/v1/wait", query={"ids": id_, "timeout_s": 1})
 
     def _jobs(self) -> list[Json]:
         return self._insist(self.queue.jobs)
@@ -229,7 +275,7 @@ class Laboratory:
         """Attempts that stay in the spool although their end is known."""
         spool = self.queue.home / "spool"
         end = time.monotonic() + within_s
-        while (left := [path.name for path in spool.iterdir() if path.name.count("-") == 4 and path.is_dir()]):
+        while (left := [path.name for path in spool.iterdir() if path.name.count("-") == 4]):
             if time.monotonic() > end:
                 break
             time.sleep(RETRY_S)
@@ -253,8 +299,8 @@ class Laboratory:
                 found += _dishonest(promise, self.job(promise.id), [line for line in lines if line.tag == promise.tag])
         found += self._survivors()
         found += self._gaps()
-        found += [f"the daemon ended by itself with code {code}" for code in self.deaths if code not in (*EXPECTED_DEATHS, 0)]
-        return found
+        unasked = [code for code in self.deaths if code not in (*EXPECTED_DEATHS, 0)]
+        return found + [f"the daemon ended by itself with code {code}" for code in unasked]
 
     def _twice(self, lines: Sequence[Line], jobs: Mapping[str, Json]) -> list[str]:
         starts_of_attempt = Counter((line.tag, line.attempt) for line in lines if line.what == "start")
@@ -279,9 +325,8 @@ class Laboratory:
         return [f"{tag} is over, and processes {pids} of it live" for tag, pids in living.items() if tag in over]
 
     def _gaps(self) -> list[str]:
-        numbers = [
-            int(entry["seq"]) for entry in self._insist(lambda: self.queue.api.get("/v1/events", limit=1_000_000))["events"]
-        ]
+        entries = self._insist(lambda: self.queue.api.get("/v1/events", limit=1_000_000))["events"]
+        numbers = [int(entry["seq"]) for entry in entries]
         if numbers != list(range(1, len(numbers) + 1)):
             return [f"event numbers have gaps or repeat: {numbers[:20]} ..."]
         return []

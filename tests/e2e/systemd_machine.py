@@ -25,6 +25,8 @@ from tests.requirements import need
 SYSTEMD = Path("/lib/systemd/systemd")
 RUNTIME = "/run/user/0"
 END_WITHIN_S = 10.0
+NAMESPACES = ("--pid", "--mount", "--net", "--cgroup", "--ipc", "--uts")
+WITH_THE_TESTS = ("setpriv", "--pdeathsig", "KILL")  # the machine ends even when the tests are killed
 
 _count = itertools.count()
 
@@ -65,6 +67,12 @@ pivot_root . mnt
 umount -l /mnt
 exec env -i container=gpuq-test PATH="$PATH" "$(readlink -f /lib/systemd/systemd)" --system \
     --unit=gpuq-machine.target --log-target=console --show-status=no
+"""
+
+_PROBE = """
+mount -t tmpfs layers /mnt
+mkdir /mnt/upper /mnt/work /mnt/root
+mount -t overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work overlay /mnt/root
 """
 
 # Like user@.service, but without a login: that needs PAM, D-Bus and logind.
@@ -108,12 +116,11 @@ class Machine:
         (self._directory / "units" / "gpuq-user-manager.service").write_text(_USER_MANAGER.format(home=home))
         (self._directory / "units" / "gpuq-machine.target").write_text(_TARGET)
         self._group.mkdir()
-        namespaces = ("--pid", "--mount", "--net", "--cgroup", "--ipc", "--uts")
         shared = [self._directory, *_apart_from_root(ROOT, Path(sys.prefix), Path(sys.base_prefix))]
         setup = ["bash", "-c", _SETUP, "setup", str(self._directory), *map(str, shared)]
         with open(self._directory / "console", "wb") as console:
             self._outer = subprocess.Popen(
-                [*_in_group(self._group), "unshare", *namespaces, "--fork", "--kill-child", *setup],
+                [*_in_group(self._group), *WITH_THE_TESTS, "unshare", *NAMESPACES, "--fork", "--kill-child", *setup],
                 stdin=subprocess.DEVNULL, stdout=console, stderr=console,
             )  # fmt: skip
         (self._group / "login").mkdir()
@@ -137,9 +144,9 @@ class Machine:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command inside, in a control group apart from all units, as a login has one."""
-        inside = ["nsenter", "--target", str(self._init), "--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup"]
+        inside = ["nsenter", "--target", str(self._init), *NAMESPACES, "--root", "--wd"]
         return subprocess.run(
-            [*_in_group(self._group / "login"), *inside, "--root", "--wd", *words], env=self.environment,
+            [*_in_group(self._group / "login"), *inside, *words], env=self.environment,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S,
         )  # fmt: skip
 
@@ -181,10 +188,12 @@ def need_systemd() -> None:
     """Skip the test where a machine like this cannot be made."""
     need(os.geteuid() == 0, "systemd in namespaces needs root")
     need(SYSTEMD.exists(), "systemd is not installed")
-    missing = [name for name in ("unshare", "nsenter", "pivot_root", "systemctl") if shutil.which(name) is None]
+    programs = ("unshare", "setpriv", "nsenter", "pivot_root", "systemctl")
+    missing = [name for name in programs if shutil.which(name) is None]
     need(not missing, f"not installed: {', '.join(missing)}")
-    need("\toverlay\n" in Path("/proc/filesystems").read_text(), "the kernel has no overlay file system")
     need(os.access(_unified_mount(), os.W_OK), "no control groups (v2) can be made here")
+    tried = subprocess.run(["unshare", *NAMESPACES, "--fork", "sh", "-ec", _PROBE], capture_output=True, text=True)
+    need(tried.returncode == 0, f"no overlay in new namespaces: {tried.stderr.strip()}")
 
 
 def _unified_mount() -> Path:
