@@ -214,8 +214,12 @@ class AgentDriver:
             if locked(claim):
                 os.kill(json.loads(claim.read_text())["shim_pid"], signal.SIGKILL)
                 sweeper = AgentDriver(self.spool)
-                sweeper.phase_at_start(claim.parent.name, "lost")
-                sweeper.close()
+                try:
+                    sweeper.ready()
+                    sweeper.send(type="scan")
+                    sweeper.phase(claim.parent.name, "lost", "ended")  # it may have ended in this moment
+                finally:
+                    sweeper.close()
         if (self.spool / "id").exists():
             name = "gpuq-" + (self.spool / "id").read_text()[:8]
             for top in [*CGROUPS.glob(f"*/{name}"), *CGROUPS.glob(f"*/*/*/{name}")]:

@@ -140,8 +140,8 @@ def test_many_jobs_reuse_shims(agent: AgentDriver) -> None:
     before = 0
     for number in range(60):
         run = agent.start(f"exit {number}")
-        shims.add(run.running()["shim_pid"])
         assert run.ended()["exit_code"] == number
+        shims.add(agent.shim_pid(run.attempt))
         agent.send(type="release", attempt=run.attempt)
         agent.phase(run.attempt, "absent")
         if number == 20:

@@ -18,6 +18,8 @@ from gpuq.journal import HistoryQuery, Journal, newest_backup, restore
 from gpuq.journal.highwater import HighWater, Mark, read_mark
 from gpuq.journal.schema import newest_schema
 
+EVENTS = len(one_of_each())
+
 LIVE = """
 import os, sys
 from pathlib import Path
@@ -31,7 +33,7 @@ os._exit(0)
 
 
 def fill(home: Path) -> None:
-    """A journal with a backup at entry 20, a snapshot, entries, blobs and archived jobs; cleanly closed."""
+    """A journal with a backup after one entry of each kind, a snapshot, more entries, blobs and archived jobs."""
     journal = Journal.open(home)
     journal.append([(STAMP, event) for event in one_of_each()], blobs={BLOB: ENVIRONMENT})
     journal.backup("hourly")
@@ -228,9 +230,9 @@ def test_an_old_copy_put_back_is_noticed(home: Path) -> None:
     backup = newest_backup(home)
     assert backup is not None
     shutil.copyfile(backup, home / "journal.db")
-    assert "ends at entry 20, but 50 were acknowledged" in refused(home).message
+    assert f"ends at entry {EVENTS}, but {EVENTS + 30} were acknowledged" in refused(home).message
     journal = Journal.open(home, allow_rollback=True)
-    assert (journal.last_seq, journal.lost_entries) == (20, 30)
+    assert (journal.last_seq, journal.lost_entries) == (EVENTS, 30)
     journal.close()
 
 
@@ -265,7 +267,7 @@ def test_a_fresh_start_by_consent_knows_how_much_was_lost(home: Path) -> None:
     """After an allowed fresh start the number of lost entries is known from the mark, so ids can be kept apart."""
     (home / "journal.db").unlink()
     journal = Journal.open(home, allow_rollback=True)
-    assert (journal.last_seq, journal.lost_entries) == (0, 50)
+    assert (journal.last_seq, journal.lost_entries) == (0, EVENTS + 30)
     journal.close()
 
 
@@ -324,7 +326,7 @@ def test_restore_puts_a_backup_back_and_keeps_the_damaged_file(home: Path) -> No
     assert (aside / "journal.db").read_bytes() == b"garbage" * 999
     assert "went backwards" in refused(home).message
     journal = Journal.open(home, allow_rollback=True)
-    assert (journal.last_seq, journal.lost_entries) == (20, 30)
+    assert (journal.last_seq, journal.lost_entries) == (EVENTS, 30)
     assert journal.blob(BLOB) == ENVIRONMENT
     journal.close()
 
