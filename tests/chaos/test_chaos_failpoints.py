@@ -97,7 +97,8 @@ def check(laboratory: Laboratory, run: Run) -> None:
     SCENARIOS[run.scenario](laboratory)
     for promise in laboratory.promises:
         promise.disturbed |= run.is_costly
-    assert laboratory.settle() + laboratory.unreleased() + laboratory.violations() == []
+    violations = laboratory.settle() + laboratory.unreleased() + laboratory.violations()
+    assert violations == [], "\n".join(violations)
     assert (laboratory.directory / "faults" / run.point).exists(), f"{run.point} was not reached"
 
 

@@ -197,5 +197,5 @@ def test_storm(laboratory: Callable[..., Laboratory]) -> None:
     counts = f"{faults} faults, {len(lab.promises)} jobs, {lost} lost, {twice} run twice"
     print(f"storm: seed {SEED}, {counts}; {dict(storm.done)}")
     assert [client.failure for client in clients if client.failure] == []
-    assert violations == []
+    assert violations == [], "\n".join(violations)
     assert faults >= LEAST_FAULTS, "the storm was too weak"
