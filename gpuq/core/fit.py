@@ -45,7 +45,6 @@ _HOLDS: Final = {
     Hold.USER: (Reason.JOB_HELD_USER, "held by its owner"),
     Hold.ADMIN: (Reason.JOB_HELD_ADMIN, "held by an administrator"),
     Hold.DEPENDENCY: (Reason.DEPENDENCY_NEVER_SATISFIED, "what it depends on can never happen"),
-    Hold.EVIDENCE: (Reason.EVIDENCE_LOST, "what became of its last attempt cannot be proved"),
 }
 
 # --- the job itself -------------------------------------------------------------------------------------

@@ -198,7 +198,6 @@ class Hold(str, Enum):
     USER = "user"
     ADMIN = "admin"
     DEPENDENCY = "dependency"  # its dependency can never hold and it asked to be kept
-    EVIDENCE = "evidence"  # what became of its last attempt cannot be proved
 
 
 class Job(Record, frozen=True, kw_only=True):

@@ -190,7 +190,6 @@ def test_nodes_asked_for_and_excluded_are_obeyed() -> None:
         (Hold.USER, Reason.JOB_HELD_USER),
         (Hold.ADMIN, Reason.JOB_HELD_ADMIN),
         (Hold.DEPENDENCY, Reason.DEPENDENCY_NEVER_SATISFIED),
-        (Hold.EVIDENCE, Reason.EVIDENCE_LOST),
     ],
 )
 def test_a_held_job_does_not_start(hold: Hold, reason: Reason) -> None:

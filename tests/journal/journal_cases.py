@@ -80,7 +80,7 @@ def one_of_each() -> list[ev.AnyEvent]:
         ev.JobDropped(job=JobId("43"), state=JobState.CANCELLED, reason=Reason.CANCELLED_BY_USER, message="by ada"),
         ev.JobHeld(job=JobId("44"), hold=Hold.ADMIN, message="no"),
         ev.JobReleased(job=JobId("44")),
-        ev.JobRequeued(job=job, held=Hold.EVIDENCE),
+        ev.JobRequeued(job=job, held=Hold.ADMIN),
         ev.JobUpdated(job=JobId("44"), spec=SPEC, by="ada"),
         ev.JobSignalled(job=job, attempt=TRY, signal=10, by="ada"),
         ev.JobsForgotten(jobs=(JobId("1"), JobId("2")), pruned=True),
