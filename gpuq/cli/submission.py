@@ -219,7 +219,9 @@ def _behaviour(values: Values) -> dict[str, Any]:
 
 
 def _remark_on_program(program: str, cwd: str, remarks: list[str]) -> None:
-    if "{" not in program and not directives.is_program(program, cwd):
+    if not os.path.isdir(cwd):
+        remarks.append(f"the directory {cwd} does not exist on this machine; the job fails unless its node has it")
+    elif "{" not in program and not directives.is_program(program, cwd):
         remarks.append(f"'{program}' is not found on this machine; the job fails unless its node has it")
 
 

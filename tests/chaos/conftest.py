@@ -23,9 +23,7 @@ def laboratory(tmp_path: Path) -> Iterator[Callable[..., Laboratory]]:
     """A function that makes a laboratory (not started yet); `faults` are failpoints that fire once each."""
     made: list[Laboratory] = []
 
-    def make(
-        faults: str = "", gpus: str = "A100:1", mutant: str = "", settings: str = "", **fields: Any
-    ) -> Laboratory:
+    def make(faults: str = "", gpus: str = "A100:1", mutant: str = "", settings: str = "", **fields: Any) -> Laboratory:
         directory = tmp_path / f"l{len(made)}"
         (directory / "faults").mkdir(parents=True)
         environment = {

@@ -275,7 +275,7 @@ class Laboratory:
         """Attempts that stay in the spool although their end is known."""
         spool = self.queue.home / "spool"
         end = time.monotonic() + within_s
-        while (left := [path.name for path in spool.iterdir() if path.name.count("-") == 4]):
+        while left := [path.name for path in spool.iterdir() if path.name.count("-") == 4]:
             if time.monotonic() > end:
                 break
             time.sleep(RETRY_S)
@@ -343,7 +343,7 @@ def living_tags() -> dict[str, list[int]]:
             continue
         for entry in entries:
             if entry.startswith(prefix) and is_alive(int(name)):
-                found[entry[len(prefix):].decode()].append(int(name))
+                found[entry[len(prefix) :].decode()].append(int(name))
     return found
 
 

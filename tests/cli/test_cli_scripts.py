@@ -121,3 +121,10 @@ def test_a_program_that_is_not_here_is_said(fake: FakeDaemon, gpuq: Any) -> None
     ran = gpuq("submit", "pyhton", "t.py")
     assert ran.code == 0
     assert "'pyhton' is not found on this machine" in ran.err
+
+
+def test_a_directory_that_is_not_here_is_said(fake: FakeDaemon, gpuq: Any) -> None:
+    """A working directory that does not exist is named at once; the job is queued, since its node may have it."""
+    ran = gpuq("submit", "-D", "/no/such/place", "--", "true")
+    assert ran.code == 0
+    assert "/no/such/place does not exist on this machine" in ran.err
