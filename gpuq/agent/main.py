@@ -99,7 +99,7 @@ class Agent:
         _flush_patiently(self._writer)
         if self._parts is not None:
             self._parts.forker.close()
-            containment.remove_if_empty(self._parts.level)
+            _guarded("control groups", _remove_groups, self._parts)
         return 0
 
     def _watch(self, name: str, descriptor: int, events: int = selectors.EVENT_READ) -> None:
@@ -274,6 +274,12 @@ def _guarded(what: str, action: Callable[..., None], *arguments: Any) -> None:
         action(*arguments)
     except (OSError, ValueError, KeyError, TypeError) as error:
         note(f"{what}: {error!r}; the request was not carried out.")
+
+
+def _remove_groups(parts: Parts) -> None:
+    """Leave no control group behind, but only if the spool is empty: a shim that starts a job is about to use them."""
+    if not parts.place.attempts():
+        containment.remove_if_empty(parts.level)
 
 
 def _lock_soon(place: spool.Spool) -> None:

@@ -12,8 +12,7 @@ from typing import NoReturn
 
 from gpuq import __version__
 from gpuq.cli import output
-from gpuq.cli.options import Command
-from gpuq.cli.verbs import alias_arguments, find_verb
+from gpuq.cli.verbs import alias_arguments, find_verb, load_command
 from gpuq.errors import GpuqError, InternalError
 
 INTERRUPTED = 130
@@ -71,16 +70,6 @@ def _dispatch(arguments: list[str]) -> int:
 
     values = read_values(command, rest)
     return command.function(values) if values is not None else _typed([verb.name, *rest])
-
-
-def load_command(module: str) -> Command:
-    """The COMMAND of a verb's module."""
-    import importlib
-
-    command = importlib.import_module(module).COMMAND
-    if not isinstance(command, Command):
-        raise InternalError(f"{module} has no COMMAND.")
-    return command
 
 
 def _typed(arguments: list[str]) -> int:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpuq.cli.app import load_command
 from gpuq.cli.options import Command, Option
-from gpuq.cli.verbs import Verb, visible_verbs
+from gpuq.cli.verbs import Verb, load_command, visible_verbs
 from gpuq.errors import UsageError
 
 SHELLS: Final = ("bash", "zsh", "fish")

@@ -10,10 +10,9 @@ import importlib.util
 import os
 import sys
 
-from gpuq.cli.app import load_command
 from gpuq.cli.completion import SHELLS, completion_script
 from gpuq.cli.options import Command, Option
-from gpuq.cli.verbs import Verb, visible_verbs
+from gpuq.cli.verbs import Verb, load_command, visible_verbs
 
 _HEAD = """# gpuq on the command line
 

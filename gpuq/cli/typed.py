@@ -14,9 +14,8 @@ import typer.core
 import typer.main
 
 from gpuq import __version__
-from gpuq.cli.app import load_command
 from gpuq.cli.options import Command, Option, Values
-from gpuq.cli.verbs import VERBS, find_verb, visible_verbs
+from gpuq.cli.verbs import VERBS, find_verb, load_command, visible_verbs
 from gpuq.errors import GpuqError, UsageError
 
 ABOUT: Final = "A job queue for GPUs: submit, and the scheduler decides who runs where, and says why."

@@ -1,4 +1,4 @@
-"""The verbs: names, one-line help, where each lives. Imports nothing: `gpuq --help` and completion read only this.
+"""The verbs: names, one-line help, where each lives. Imports options and errors, and a verb's module on demand.
 
 One thing to know: a verb's module is imported when the verb is called, never before.
 """
@@ -6,6 +6,9 @@ One thing to know: a verb's module is imported when the verb is called, never be
 from __future__ import annotations
 
 from typing import Final, NamedTuple
+
+from gpuq.cli.options import Command
+from gpuq.errors import InternalError
 
 
 class Verb(NamedTuple):
@@ -69,3 +72,13 @@ def alias_arguments(name: str) -> tuple[str, ...]:
 def visible_verbs() -> list[Verb]:
     """The verbs people are told about."""
     return [verb for verb in VERBS if not verb.hidden]
+
+
+def load_command(module: str) -> Command:
+    """The COMMAND of a verb's module."""
+    import importlib
+
+    command = importlib.import_module(module).COMMAND
+    if not isinstance(command, Command):
+        raise InternalError(f"{module} has no COMMAND.")
+    return command

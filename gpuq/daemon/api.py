@@ -18,14 +18,14 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from gpuq.core.model import User
 from gpuq.daemon import queries, verbs
-from gpuq.daemon.desk import Desk
+from gpuq.daemon.desk import Call, Desk
 from gpuq.errors import Forbidden, GpuqError, InternalError, NotFound, UsageError
 
 log = logging.getLogger("gpuq.api")
@@ -38,15 +38,6 @@ STOP_WITHIN_S = 1.0  # for requests in progress when the daemon stops
 
 Json = dict[str, Any]
 _encoder = msgspec.json.Encoder()
-
-
-class Call(NamedTuple):
-    """One request as handlers see it."""
-
-    by: User
-    path: dict[str, str]
-    query: dict[str, str]
-    body: Json
 
 
 Handler = Callable[[Desk, Call], Awaitable[Json]]

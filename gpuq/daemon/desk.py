@@ -5,18 +5,29 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuq.core.model import JobId
+from gpuq.core.model import JobId, User
 from gpuq.core.state import ClusterState
 from gpuq.core.states import JobState
 from gpuq.daemon import launch
+
+Json = dict[str, Any]
 
 if TYPE_CHECKING:
     from gpuq.daemon.fleet import Fleet
     from gpuq.daemon.loop import Loop
     from gpuq.daemon.planner import DaemonPlanner
     from gpuq.journal.store import Journal
+
+
+class Call(NamedTuple):
+    """One request as handlers see it."""
+
+    by: User
+    path: dict[str, str]
+    query: dict[str, str]
+    body: Json
 
 
 @dataclass

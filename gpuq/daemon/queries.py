@@ -9,19 +9,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gpuq
 from gpuq.core import explain
 from gpuq.core.model import Job, JobId, User
 from gpuq.core.states import JobState, parse_state
 from gpuq.daemon import views
-from gpuq.daemon.desk import Desk
+from gpuq.daemon.desk import Call, Desk
 from gpuq.errors import NotFound, UsageError
 from gpuq.journal.archive import ArchivedJob, HistoryQuery
-
-if TYPE_CHECKING:
-    from gpuq.daemon.api import Call
 
 Json = dict[str, Any]
 

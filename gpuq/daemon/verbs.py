@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuq.core.events import (
     AnyEvent,
@@ -34,13 +34,10 @@ from gpuq.core.requests import (
 )
 from gpuq.core.states import parse_state
 from gpuq.daemon import intake
-from gpuq.daemon.desk import Desk
+from gpuq.daemon.desk import Call, Desk
 from gpuq.daemon.queries import chosen_jobs, expand_ids
 from gpuq.errors import Forbidden, Refused, UsageError
 from gpuq.journal.archive import HistoryQuery
-
-if TYPE_CHECKING:
-    from gpuq.daemon.api import Call
 
 Json = dict[str, Any]
 

@@ -7,6 +7,7 @@ point it is about was reached; `test_every_point_is_in_the_plan` proves that no 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ from gpuq.agent import failpoints as of_agent
 from gpuq.journal import failpoints as of_daemon
 from tests.chaos.laboratory import Laboratory
 from tests.chaos.scenarios import SCENARIOS
+from tests.e2e.harness import eventually
 
 pytestmark = pytest.mark.chaos
 
@@ -140,6 +142,20 @@ def test_a_report_that_was_not_taken_is_asked_for_again(laboratory: Callable[...
     lab.is_running(promise)
     assert (lab.directory / "faults" / "journal.before_commit").exists()
     lab.let_go(promise)
+    assert lab.settle() + lab.violations() == []
+
+
+def test_an_agent_that_ends_spares_the_groups_of_a_job_that_starts(laboratory: Callable[..., Laboratory]) -> None:
+    """The node's control groups are not removed under a shim that is about to put its job into them."""
+    lab = laboratory("shim.before_claim=delay:700").start()
+    groups = Path(str(lab.queue.node_ready()["containment_detail"]).rpartition(" at ")[2])
+    if not groups.is_absolute():
+        pytest.skip("this machine has no control groups that jobs can be put into")
+    lab.submit(code=5)
+    eventually((lab.directory / "faults" / "shim.before_claim").exists, "a shim is about to claim")
+    lab.kill_daemon(revive=False)
+    assert groups.is_dir()
+    lab.start()
     assert lab.settle() + lab.violations() == []
 
 

@@ -16,7 +16,7 @@ from gpuq.core.model import JobId
 from gpuq.core.requests import Submit
 from gpuq.core.states import FINAL, JobState, Reason
 from gpuq.daemon import verbs
-from gpuq.daemon.api import Call
+from gpuq.daemon.desk import Call
 from gpuq.journal.store import Journal
 from tests.builders import spec, user
 from tests.daemon.stage import Json, Stage, base64_of, played, submit_body
