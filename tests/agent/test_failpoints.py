@@ -89,7 +89,8 @@ def survivor(start_agent: StartAgent, tmp_path: Path, text: str) -> tuple[AgentD
             agent = start_agent(environment=environment)
             agent.send(type="start", attempt=run.attempt, spec=run.spec)
             stops_sent = 0
-        started = (tmp_path / "evidence").exists()
+        evidence = tmp_path / "evidence"
+        started = evidence.exists() and evidence.stat().st_size > 0
         if started and stops_sent == 0:
             stops_sent = 1
             agent.send(type="stop", attempt=run.attempt, reason="cancel", grace_s=0.2)

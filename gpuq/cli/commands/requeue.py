@@ -10,7 +10,9 @@ from gpuq.cli.selectors import expanded_ids
 
 def requeue(values: Values) -> int:
     """Queue the named jobs again."""
-    answer = connect().post("/v1/requeue", {"ids": expanded_ids(values.words("jobs")), "hold": values.flag("hold")})
+    body = {"ids": expanded_ids(values.words("jobs")), "hold": values.flag("hold")}
+    # Not repeated after a lost answer: a job that ended meanwhile would run once more than asked.
+    answer = connect().post("/v1/requeue", body, repeatable=False)
     output.say_changed(values.flag("json"), values.flag("quiet"), "Requeued", answer["changed"], answer)
     return 0
 
