@@ -145,7 +145,18 @@ async def jobs(desk: Desk, call: Call) -> Json:
         found = [job for job in found if not job.state.is_final]
     limit = int(_number(call.query, "limit", 0) or 0)
     left_out = max(0, len(found) - limit) if limit else 0
-    return {"jobs": _briefs(desk, found[:limit] if limit else found), "more": left_out}
+    fields = [name for name in call.query.get("fields", "").split(",") if name]
+    return {"jobs": _listed(desk, found[:limit] if limit else found, fields), "more": left_out}
+
+
+def _listed(desk: Desk, jobs: list[Job], fields: list[str]) -> list[Json]:
+    """The jobs with the named fields only (unknown names are null), or in the list form when none is named."""
+    if not fields:
+        return _briefs(desk, jobs)
+    found = _briefs(desk, jobs)
+    if found and not found[0].keys() >= set(fields):
+        found = _full(desk, jobs)
+    return [{name: job.get(name) for name in fields} for job in found]
 
 
 def _briefs(desk: Desk, jobs: list[Job]) -> list[Json]:

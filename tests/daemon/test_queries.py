@@ -528,3 +528,13 @@ async def test_who_may_stop_the_daemon(tmp_path: Path) -> None:
     async with Stage(tmp_path) as stage:
         assert (await stage.post("/v1/shutdown"))["stopping"] is True
         await until(stage.desk.stopping.is_set, "the daemon is told to stop")
+
+
+@played
+async def test_only_the_named_fields(tmp_path: Path) -> None:
+    """`fields` brings just those fields, also ones that the list form leaves out; an unknown name is null."""
+    async with Stage(tmp_path) as stage:
+        id_ = await stage.submit({"gpus": 0, "cpus": 2}, **NEVER)
+        assert (await stage.get("/v1/jobs", fields="id,code"))["jobs"] == [{"id": id_, "code": "PD"}]
+        wide = (await stage.get("/v1/jobs", fields="id,cpus,cwd,nonsense"))["jobs"]
+        assert wide == [{"id": id_, "cpus": 2, "cwd": stage.job(id_).spec.cwd, "nonsense": None}]

@@ -495,3 +495,15 @@ def test_idle_queue_costs_no_processor_time(new_queue: Callable[..., Queue]) -> 
     until = time.monotonic() + 3.0
     eventually(lambda: time.monotonic() > until, "three seconds have passed", 10)
     assert (ticks() - before) / os.sysconf("SC_CLK_TCK") < 1.0
+
+
+def test_long_lines_and_chosen_fields(queue: Queue) -> None:
+    """`status -l` and `-o` fill every column, those of the full job object too."""
+    id_ = queue.gpuq("submit", "-H", "-c", "2", "--mem", "100M", "--", "echo", "a b").id
+    head, line = queue.gpuq("status", "-l").text.splitlines()[:2]
+    assert head.split()[-1] == "COMMAND"
+    assert line.endswith("echo 'a b'")
+    assert queue.gpuq("status", "--noheader", "-o", "jobid,cpus,mem,workdir").text.split() == [
+        id_, "2", "100", "MiB", str(queue.work),
+    ]  # fmt: skip
+    queue.gpuq("cancel", id_)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuq.cli import output
 from gpuq.cli.client import Daemon, connect
 from gpuq.cli.options import JSON, MAYBE_JOBS, WHOSE, Command, Option, Values
 from gpuq.cli.selectors import expanded_ids, filters, own_name
+
+if TYPE_CHECKING:
+    from gpuq.cli.render.fields import Field
 
 _MOST_ON_TERMINAL = 200  # more rows than this are counted, not drawn
 
@@ -33,6 +36,10 @@ def status(values: Values) -> int:
         from gpuq.cli.requests import whole_number
 
         query["limit"] = whole_number("--limit", values.text("limit") or "", 1)
+    if not drawn and not values.flag("json"):
+        from gpuq.cli.render.fields import needs_of
+
+        query["fields"] = needs_of(_columns(values), values.text("sort") or "")
     answer = daemon.get("/v1/jobs", query)
     jobs = answer["jobs"]
     if values.text("sort"):
@@ -53,12 +60,18 @@ def _asks_for_lines(values: Values) -> bool:
     return bool(values.text("format") or values.flag("long") or values.flag("noheader"))
 
 
-def _list(values: Values, jobs: list[dict[str, Any]], more: int) -> None:
-    from gpuq.cli.render.fields import DEFAULT, LONG, named_fields, plain_lines
-    from gpuq.cli.render.jobs import collapsed
+def _columns(values: Values) -> list[Field]:
+    from gpuq.cli.render.fields import DEFAULT, LONG, named_fields
 
     wanted = values.text("format") or (LONG if values.flag("long") else os.environ.get("GPUQ_FORMAT") or DEFAULT)
-    output.write_lines(plain_lines(collapsed(jobs), named_fields(wanted), heads=not values.flag("noheader")))
+    return named_fields(wanted)
+
+
+def _list(values: Values, jobs: list[dict[str, Any]], more: int) -> None:
+    from gpuq.cli.render.fields import plain_lines
+    from gpuq.cli.render.jobs import collapsed
+
+    output.write_lines(plain_lines(collapsed(jobs), _columns(values), heads=not values.flag("noheader")))
     if more:
         output.note(f"{more} more jobs are not listed; raise --limit")
 

@@ -16,14 +16,16 @@ Job = dict[str, Any]
 
 
 class Field(NamedTuple):
-    """A column of the plain form: heading, text, the value to sort by, alignment."""
+    """A column of the plain form: heading, text, the value to sort by, what it reads of a job, alignment."""
 
     head: str
     text: Callable[[Job], str]
     key: Callable[[Job], Any]
+    needs: tuple[str, ...]
     right: bool = False
 
 
+TOGETHER: Final = ("id", "array", "task", "state", "reason", "held", "array_limit")  # to put waiting tasks in one line
 DEFAULT: Final = "jobid,name,user,st,time,limit,gpus,nodereason"
 LONG: Final = "jobid,name,user,state,time,limit,gpus,cpus,mem,priority,submit,start,nodereason,command"
 
@@ -72,15 +74,19 @@ def _id_key(job: Job) -> tuple[int, int]:
 
 
 def _word(head: str, key: str, right: bool = False) -> Field:
-    return Field(head, _plain(key), _raw(key), right)
+    return Field(head, _plain(key), _raw(key), (key,), right)
 
 
 def _span(head: str, key: str) -> Field:
-    return Field(head, lambda job: format_duration(job.get(key)), _raw(key), True)
+    return Field(head, lambda job: format_duration(job.get(key)), _raw(key), (key,), True)
+
+
+def _memory(head: str, key: str) -> Field:
+    return Field(head, lambda job: format_mib(job.get(key)), _raw(key), (key,), True)
 
 
 def _moment(head: str, key: str) -> Field:
-    return Field(head, lambda job: time_text(job.get(key)), _raw(key))
+    return Field(head, lambda job: time_text(job.get(key)), _raw(key), (key,))
 
 
 def _time_left(job: Job) -> float | None:
@@ -89,23 +95,24 @@ def _time_left(job: Job) -> float | None:
 
 
 FIELDS: Final[dict[str, Field]] = {
-    "jobid": Field("JOBID", _plain("id"), _id_key, True),
+    "jobid": Field("JOBID", _plain("id"), _id_key, ("id",), True),
     "name": _word("NAME", "name"),
     "user": _word("USER", "user"),
     "st": _word("ST", "code"),
     "state": _word("STATE", "state"),
     "time": _span("TIME", "elapsed_s"),
-    "limit": Field("LIMIT", lambda job: format_duration(job.get("time_limit_s")), _raw("time_limit_s"), True),
-    "timeleft": Field("TIME_LEFT", lambda job: format_duration(_time_left(job)), _time_left, True),
-    "gpus": Field("GPUS", gpus_text, _raw("gpus_asked")),
-    "nodereason": Field("NODE(REASON)", node_or_reason, node_or_reason),
+    "limit": _span("LIMIT", "time_limit_s"),
+    "timeleft": Field("TIME_LEFT", lambda job: format_duration(_time_left(job)), _time_left,
+                      ("time_limit_s", "elapsed_s"), True),
+    "gpus": Field("GPUS", gpus_text, _raw("gpus_asked"), ("gpus_asked", "gpus", "gpu_type")),
+    "nodereason": Field("NODE(REASON)", node_or_reason, node_or_reason, ("node", "state", "reason")),
     "node": _word("NODE", "node"),
     "reason": _word("REASON", "reason"),
     "message": _word("MESSAGE", "message"),
     "gpuids": Field("GPU_IDS", lambda job: ",".join(str(gpu["uuid"]) for gpu in job.get("gpus") or ()) or "-",
-                    lambda job: str(job.get("gpus"))),
-    "gpumem": Field("GPU_MEM", lambda job: format_mib(job.get("gpu_memory_mib")), _raw("gpu_memory_mib"), True),
-    "mem": Field("MEM", lambda job: format_mib(job.get("memory_mib")), _raw("memory_mib"), True),
+                    lambda job: str(job.get("gpus")), ("gpus",)),
+    "gpumem": _memory("GPU_MEM", "gpu_memory_mib"),
+    "mem": _memory("MEM", "memory_mib"),
     "cpus": _word("CPUS", "cpus", True),
     "priority": _word("PRIORITY", "priority", True),
     "restarts": _word("RESTARTS", "restarts", True),
@@ -147,6 +154,12 @@ def named_fields(text: str, option: str = "--format") -> list[Field]:
     if not found:
         raise UsageError(f"{option} names no field.", f"Known: {', '.join(FIELDS)}.")
     return found
+
+
+def needs_of(fields: list[Field], order: str = "") -> str:
+    """What a list of these columns, sorted by `order`, reads of each job, for the query of the same name."""
+    sorters = [named_fields(word.lstrip("+-"), "--sort")[0] for word in order.replace(",", " ").split()]
+    return ",".join(sorted({*TOGETHER, *(need for field in (*fields, *sorters) for need in field.needs)}))
 
 
 def sorted_jobs(jobs: list[Job], order: str) -> list[Job]:
