@@ -103,12 +103,13 @@ def test_empty_is_said_with_the_next_step(full: FakeDaemon, gpuq: Any, terminal:
 
 def test_filters_reach_the_daemon(full: FakeDaemon, gpuq: Any) -> None:
     """-u, -t, -n, -w, --all and ids become the query, with what the columns need; states may be words or codes."""
-    assert gpuq("status", "-t", "pd,RUNNING", "-u", "tom", "-n", "a b&c", "-w", "mill", "-a", "-o", "user", "1,3-4").code == 0
+    words = ("-t", "pd,RUNNING", "-u", "tom", "-n", "a b&c", "-w", "mill", "-a", "-o", "user")
+    assert gpuq("status", *words, "1,3-4").code == 0
     assert full.queries("/v1/jobs")[0] == {
         "ids": "1,3,4", "states": "PENDING,RUNNING", "user": "tom", "name": "a b&c", "node": "mill", "all": "1",
         "fields": "array,array_limit,held,id,reason,state,task,user",
     }  # fmt: skip
-    assert gpuq("status", "--me").code == 0
+    assert gpuq("status", "--me", "--json").code == 0
     assert full.queries("/v1/jobs")[1] == {"user": "anna"}
 
 
