@@ -199,7 +199,7 @@ def finish(
 
 def remember(state: ClusterState, name: str, *runs_s: float, owner: str = "anna") -> None:
     """Earlier run times of a job name [s on the reference GPU], as completed jobs would have left them."""
-    state.history[(owner, name)] = runs_s
+    state.set_history((owner, name), runs_s)
 
 
 def change_gpu(state: ClusterState, name: str, index: int, **fields: Any) -> None:

@@ -17,6 +17,7 @@ from gpuq.core.model import AttemptId, GpuUuid, Job, JobId, Node, NodeName, Reso
 from gpuq.core.states import JobState as S
 from gpuq.errors import InvariantBroken
 
+HISTORY_NAMES = 10_000  # names whose run times are kept
 HISTORY_LENGTH = 20  # run times kept per (user, name)
 
 
@@ -24,7 +25,7 @@ class Shape(NamedTuple):
     """All that the planner looks at in a waiting job, except its age and id."""
 
     user: str
-    name: str
+    name: str  # "" for one without history: it tells nothing, and such jobs share a queue
     resources: Resources
     time_limit_s: float | None
     priority: int
@@ -40,16 +41,6 @@ class Stray(NamedTuple):
     node: NodeName
     job: JobId | None
     gpus: tuple[GpuUuid, ...]
-
-
-def shape_of(job: Job) -> Shape:
-    """The queue a pending job belongs to."""
-    spec = job.spec
-    limited = job.array if spec.array_limit else None
-    return Shape(
-        job.owner.name, spec.name, spec.resources, spec.time_limit_s, spec.priority, spec.nice,
-        spec.preemptible, job.not_before_at, limited,
-    )  # fmt: skip
 
 
 class ClusterState:
@@ -86,6 +77,16 @@ class ClusterState:
     def active(self) -> Iterator[Job]:
         """Jobs whose attempt holds resources."""
         return (self.jobs[id_] for id_ in self.attempts.values())
+
+    def shape_of(self, job: Job) -> Shape:
+        """The queue a pending job belongs to."""
+        spec, user = job.spec, job.owner.name
+        name = spec.name if (user, spec.name) in self.history else ""
+        limited = job.array if spec.array_limit else None
+        return Shape(
+            user, name, spec.resources, spec.time_limit_s, spec.priority, spec.nice,
+            spec.preemptible, job.not_before_at, limited,
+        )  # fmt: skip
 
     def waiting_count(self) -> int:
         """Number of eligible pending jobs."""
@@ -156,7 +157,7 @@ class ClusterState:
         if job.spec.dependencies.terms and verdict(self, job) is not Verdict.MET:
             self.unmet.add(job.id)
             return
-        queue = self.waiting.setdefault(shape_of(job), {})
+        queue = self.waiting.setdefault(self.shape_of(job), {})
         last = next(reversed(queue), None)
         queue[job.id] = None
         if last is not None and self.jobs[last].order > job.order:
@@ -172,7 +173,7 @@ class ClusterState:
                 if not offspring:
                     del self.children[parent]
         self.unmet.discard(job.id)
-        shape = shape_of(job)
+        shape = self.shape_of(job)
         queue = self.waiting.get(shape)
         if queue is not None:
             queue.pop(job.id, None)
@@ -190,8 +191,29 @@ class ClusterState:
     def remember_run(self, job: Job, run_s: float) -> None:
         """Keep a completed run time, as it would have been on the reference GPU."""
         key = (job.owner.name, job.spec.name)
-        speed = self.attempt_speed(job)
-        self.history[key] = (*self.history.get(key, ())[-HISTORY_LENGTH + 1 :], run_s * speed)
+        self.set_history(key, (*self.history.get(key, ())[-HISTORY_LENGTH + 1 :], run_s * self.attempt_speed(job)))
+
+    def set_history(self, key: tuple[str, str], runs: tuple[float, ...]) -> None:
+        """Keep the run times of an owner and name; waiting jobs of a name that is new here get queues of their own."""
+        if self.history.pop(key, None) is not None:
+            self.history[key] = runs  # now the last: the name that ran longest ago is the first to be forgotten
+            return
+        forgotten = [next(iter(self.history))] if len(self.history) >= HISTORY_NAMES else []
+        moved = [each for name in (key, *forgotten) for each in self._waiting_named(name)]
+        for each in moved:
+            self._unqueue(each)
+        self.history[key] = runs
+        for name in forgotten:
+            del self.history[name]
+        for each in moved:
+            self._queue(each)
+
+    def _waiting_named(self, key: tuple[str, str]) -> list[Job]:
+        """The jobs of this owner and name that are in a queue."""
+        user, name = key
+        queues = (queue for shape, queue in self.waiting.items() if shape.user == user and shape.name in ("", name))
+        jobs = (self.jobs[id_] for queue in queues for id_ in queue)
+        return [job for job in jobs if job.spec.name == name]
 
     def attempt_speed(self, job: Job) -> float:
         """Speed prior of the GPUs a job runs on: the slowest of them; 1 without GPUs."""
@@ -212,6 +234,7 @@ def check_invariants(state: ClusterState) -> None:
     fresh = ClusterState()
     fresh.jobs = dict(state.jobs)
     fresh.tasks = state.tasks
+    fresh.history = state.history
     for job in sorted(state.jobs.values(), key=lambda job: job.order):
         fresh.index(job)
     for name in ("attempts", "unmet", "children"):
