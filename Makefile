@@ -6,7 +6,7 @@ RUN := .venv/bin/python
 
 help:
 	@echo "make demo     some twenty jobs on simulated GPUs, in less than 40 s"
-	@echo "make test     all tests (make unit: only those that start no daemon)"
+	@echo "make test     all tests (make unit: only those that start no process that lasts)"
 	@echo "make check    lint, types, layout, generated files"
 	@echo "make bench    the figures of this machine, printed with its name and the date"
 
@@ -18,10 +18,10 @@ demo: venv
 
 test: venv
 	@.ci/packages
-	$(RUN) -m pytest -n 2
+	$(RUN) -m pytest -n 2 --dist worksteal
 
 unit: venv
-	$(RUN) -m pytest -n 2 -m "not e2e and not chaos"
+	$(RUN) -m pytest -n 2 --dist worksteal -m "not e2e and not chaos"
 
 check: venv
 	.venv/bin/ruff check

@@ -12,6 +12,8 @@ import pytest
 
 from tests.agent.driver import AgentDriver, alive, eventually
 
+pytestmark = pytest.mark.e2e
+
 SLACK_S = 4.0  # for a machine with more runnable processes than cores
 IGNORES_TERM = "trap '' TERM; echo $$; while :; do sleep 0.2; done"
 

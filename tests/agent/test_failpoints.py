@@ -14,6 +14,8 @@ import pytest
 from gpuq.agent import failpoints
 from tests.agent.driver import AgentDriver, Run, eventually
 
+pytestmark = pytest.mark.e2e
+
 StartAgent = Callable[..., AgentDriver]
 BEFORE_THE_REPORT = [point for point in failpoints.ALL if "report" not in point and "release" not in point]
 BY_ITSELF = ("ended", "lost", "fenced")

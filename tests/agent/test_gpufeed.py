@@ -15,6 +15,8 @@ import pytest
 from gpuq.agent import gpufeed, processes
 from tests.agent.driver import AgentDriver, eventually
 
+pytestmark = pytest.mark.e2e
+
 MODEL = {
     "name": "A100", "memory_mib": 40960, "power_limit_w": 400, "bandwidth_gbps": 1555, "compute_capability": "8.0",
 }  # fmt: skip

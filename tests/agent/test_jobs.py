@@ -15,6 +15,8 @@ import pytest
 
 from tests.agent.driver import AgentDriver, eventually
 
+pytestmark = pytest.mark.e2e
+
 
 def test_exit_code_and_record(agent: AgentDriver) -> None:
     """The record carries the job's exit code and measured, plausible figures."""

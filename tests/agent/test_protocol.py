@@ -14,6 +14,8 @@ from gpuq.agent import spool
 from gpuq.agent.frames import FrameReader, FrameWriter
 from tests.agent.driver import AgentDriver, eventually
 
+pytestmark = pytest.mark.e2e
+
 StartAgent = Callable[..., AgentDriver]
 READY_FIELDS = {
     "type", "protocol", "agent_version", "hostname", "boot_id", "spool_id", "cpus", "memory_mib", "containment",

@@ -16,6 +16,8 @@ from gpuq.agent import spool, verdict
 from gpuq.agent.verdict import Phase
 from tests.agent.driver import AgentDriver, alive, eventually
 
+pytestmark = pytest.mark.e2e
+
 StartAgent = Callable[..., AgentDriver]
 
 

@@ -20,6 +20,8 @@ from gpuq.agent.sampler import Sampler, SamplerConfig, config_from_line
 from tests.nvml import mock
 from tests.nvml.mock import MockNvml
 
+pytestmark = pytest.mark.e2e
+
 # To run the same tests on an older Python; GPUQ_PYNVML is then a directory with pynvml.py for it.
 AGENT_PYTHON = os.environ.get("GPUQ_AGENT_PYTHON", sys.executable)
 ROOT = Path(__file__).parents[2]

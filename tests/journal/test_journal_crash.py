@@ -31,6 +31,8 @@ from gpuq.core.model import JobId
 from gpuq.journal import Journal, JournalFull, list_backups, schema
 from gpuq.journal.highwater import read_mark
 
+pytestmark = pytest.mark.e2e
+
 APPENDER = """
 import os, sys
 from pathlib import Path

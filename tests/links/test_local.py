@@ -10,6 +10,8 @@ import pytest
 from gpuq.links import local
 from gpuq.links.local import LocalLink
 
+pytestmark = pytest.mark.e2e
+
 WITHIN_S = 10.0
 
 

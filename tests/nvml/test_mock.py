@@ -15,6 +15,8 @@ import pytest
 from tests.nvml import mock
 from tests.nvml.mock import MockNvml
 
+pytestmark = pytest.mark.e2e
+
 PREAMBLE = """
 import json, pynvml
 pynvml.nvmlInit()
