@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any
 
 import gpuq
@@ -149,14 +150,15 @@ async def jobs(desk: Desk, call: Call) -> Json:
     return {"jobs": _listed(desk, found[:limit] if limit else found, fields), "more": left_out}
 
 
-def _listed(desk: Desk, jobs: list[Job], fields: list[str]) -> list[Json]:
-    """The jobs with the named fields only (unknown names are null), or in the list form when none is named."""
-    if not fields:
-        return _briefs(desk, jobs)
+def _listed(desk: Desk, jobs: list[Job], fields: list[str]) -> list[Any]:
+    """The jobs in the list form, or, when fields are named, the values of those as rows (null for unknown names)."""
     found = _briefs(desk, jobs)
-    if found and not found[0].keys() >= set(fields):
-        found = _full(desk, jobs)
-    return [{name: job.get(name) for name in fields} for job in found]
+    if not fields or not found:
+        return found
+    if not found[0].keys() >= set(fields):
+        found = [dict.fromkeys(fields) | full for full in _full(desk, jobs)]
+    values = itemgetter(*fields)
+    return [values(job) for job in found] if len(fields) > 1 else [(job[fields[0]],) for job in found]
 
 
 def _briefs(desk: Desk, jobs: list[Job]) -> list[Json]:

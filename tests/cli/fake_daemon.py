@@ -91,7 +91,12 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if found is None:
                 raise Failure(404, "not_found", f"There is nothing at {asked.path}.")
-            self._send(200, {"schema": 1, **(found(asked) if callable(found) else found)})
+            document = found(asked) if callable(found) else found
+            fields = asked.query.get("fields", "").split(",")
+            if fields != [""]:  # as the daemon does: rows of the named fields
+                rows = [[job.get(name) for name in fields] for job in document["jobs"]]
+                document = {**document, "jobs": rows}
+            self._send(200, {"schema": 1, **document})
         except Failure as failure:
             self._send(failure.status, {"schema": 1, "error": failure.document})
         except (HangUp, ConnectionError):

@@ -532,9 +532,10 @@ async def test_who_may_stop_the_daemon(tmp_path: Path) -> None:
 
 @played
 async def test_only_the_named_fields(tmp_path: Path) -> None:
-    """`fields` brings just those fields, also ones that the list form leaves out; an unknown name is null."""
+    """`fields` brings rows of just those fields, also ones that the list form leaves out; an unknown name is null."""
     async with Stage(tmp_path) as stage:
         id_ = await stage.submit({"gpus": 0, "cpus": 2}, **NEVER)
-        assert (await stage.get("/v1/jobs", fields="id,code"))["jobs"] == [{"id": id_, "code": "PD"}]
+        assert (await stage.get("/v1/jobs", fields="id,code"))["jobs"] == [[id_, "PD"]]
+        assert (await stage.get("/v1/jobs", fields="id"))["jobs"] == [[id_]]
         wide = (await stage.get("/v1/jobs", fields="id,cpus,cwd,nonsense"))["jobs"]
-        assert wide == [{"id": id_, "cpus": 2, "cwd": stage.job(id_).spec.cwd, "nonsense": None}]
+        assert wide == [[id_, 2, stage.job(id_).spec.cwd, None]]

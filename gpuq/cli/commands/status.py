@@ -42,6 +42,9 @@ def status(values: Values) -> int:
         query["fields"] = needs_of(_columns(values), values.text("sort") or "")
     answer = daemon.get("/v1/jobs", query)
     jobs = answer["jobs"]
+    if "fields" in query:
+        names = query["fields"].split(",")
+        jobs = [dict(zip(names, row, strict=True)) for row in jobs]
     if values.text("sort"):
         from gpuq.cli.render.fields import sorted_jobs
 
