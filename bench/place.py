@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from bench.peer import Spooler
 from bench.processes import DEADLINE_S, cpu_s, proportional_mib, resident_mib
@@ -131,10 +130,4 @@ def _children(pid: int) -> list[int]:
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         found += [int(word) for word in path.read_text().split()]
-    return found
-
-
-def events_of(queue: Queue, id_: str) -> list[dict[str, Any]]:
-    """The journal's entries about a job."""
-    found: list[dict[str, Any]] = queue.api.get("/v1/events", job=id_)["events"]
     return found

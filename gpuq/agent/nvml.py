@@ -133,6 +133,7 @@ class NvmlVendor(Vendor):
         self._nvml.close()
 
     def refresh(self) -> None:
+        """Read inventory, health and topology anew; a driver that does not answer is lost, not an error."""
         try:
             if not self._nvml.is_open:
                 self._open()
@@ -147,6 +148,7 @@ class NvmlVendor(Vendor):
             self._lose_driver(sentence_about_driver(error), error.code)
 
     def sample(self, with_processes: bool) -> List[Sample]:
+        """One sample per known GPU; all values unknown while the driver does not answer."""
         if self._nvml.is_open:
             lost_before = self._lost()
             try:

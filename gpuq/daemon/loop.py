@@ -137,13 +137,13 @@ class Loop:
                 asyncio.get_running_loop().call_later(MUTANT_DELAY_S, self._write, now, events, blobs)
             elif events:
                 self._write(now, events, blobs)
-            reach("daemon.before_answer")
         except (JournalFull, JournalBroken) as error:
             self._refuse(error, batch)
             return
         except Exception as error:
             self._isolate(error, batch)
             return
+        reach("daemon.before_answer")  # what is durable now must not be decided again, whatever happens here
         _answer(outcomes)
         if events:
             self.wake()
