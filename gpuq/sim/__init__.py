@@ -1,0 +1,1 @@
+"""The simulator: traces, a virtual world, peer policies, metrics and bounds."""

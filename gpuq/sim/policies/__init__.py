@@ -1,0 +1,1 @@
+"""Scheduling policies: gpuq's own and the published peers."""

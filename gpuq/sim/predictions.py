@@ -1,0 +1,56 @@
+"""What a policy is told about run times. Imports trace.
+
+    perfect   the run time itself
+    helios    run time x (1 + u) or run time / (1 + u), each with probability 1/2, where u is drawn from the error
+              distribution published with Helios (Hu et al., SC 2021): 10% of jobs within 10%, 40% off by 10-50%,
+              20% by 50-100%, 20% by 1-10x, 10% by 10-100x
+
+People's own estimates, which EASY gets, are the run time times one of 1, 1.5, 2, 3, 5, 10.
+
+One thing to know: draws depend on the seed and on nothing else, so every policy of a seed sees the same predictions.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final, NamedTuple
+
+from gpuq.errors import UserError
+from gpuq.sim.trace import TraceJob
+
+MODELS: Final = ("perfect", "helios")
+HELIOS: Final = ((0.1, 0.0, 0.1), (0.4, 0.1, 0.5), (0.2, 0.5, 1.0), (0.2, 1.0, 10.0), (0.1, 10.0, 100.0))
+PADDING: Final = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+SHORTEST_S: Final = 1.0
+
+
+class Predicted(NamedTuple):
+    """What is said of one job, in seconds on the reference GPU."""
+
+    run_s: float
+    limit_s: float  # by its owner
+
+
+def predict_all(jobs: tuple[TraceJob, ...], model: str, seed: int) -> list[Predicted]:
+    """One prediction per job. Raises UserError for an unknown model."""
+    if model not in MODELS:
+        raise UserError(f"There is no prediction model '{model}'.", f"Choose one of {', '.join(MODELS)}.")
+    random = Random(seed)  # noqa: S311 (a simulation, not a secret)
+    found = []
+    for job in jobs:
+        error = _helios_factor(random)
+        padding = random.choice(PADDING)
+        run_s = job.duration_s if model == "perfect" else max(job.duration_s * error, SHORTEST_S)
+        found.append(Predicted(run_s, job.duration_s * padding))
+    return found
+
+
+def _helios_factor(random: Random) -> float:
+    draw, longer = random.random(), random.random() < 0.5
+    low, high = HELIOS[-1][1:]
+    for share, low, high in HELIOS:
+        draw -= share
+        if draw < 0:
+            break
+    factor = 1.0 + random.uniform(low, high)
+    return factor if longer else 1.0 / factor
