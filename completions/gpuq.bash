@@ -11,7 +11,7 @@ _gpuq() {
     local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"
     COMPREPLY=()
     if (( COMP_CWORD == 1 )); then
-        COMPREPLY=($(compgen -W "submit run status show logs wait cancel why attach hold release requeue update history prune nodes gpus drain resume daemon config doctor demo completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "submit run status show logs wait cancel why attach hold release requeue update history prune nodes gpus drain resume daemon config doctor simulate demo completion --help --version" -- "$word"))
         return
     fi
     case "${COMP_WORDS[1]}" in
@@ -306,6 +306,24 @@ _gpuq() {
             COMPREPLY=($(compgen -W "--json --help" -- "$word"))
         else
             COMPREPLY=()
+        fi
+        ;;
+    simulate)
+        case "$before" in
+            --gpus) COMPREPLY=(); return ;;
+            --nodes-of) COMPREPLY=(); return ;;
+            --policy) COMPREPLY=(); return ;;
+            --load) COMPREPLY=(); return ;;
+            --seeds) COMPREPLY=(); return ;;
+            --predictions) COMPREPLY=(); return ;;
+            --restart) COMPREPLY=(); return ;;
+            --speeds) COMPREPLY=($(compgen -f -- "$word")); return ;;
+            --plot) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        esac
+        if [[ "$word" == -* ]]; then
+            COMPREPLY=($(compgen -W "--gpus --nodes-of --policy --load --seeds --predictions --fixed --restart --speeds --plot --json --help" -- "$word"))
+        else
+            COMPREPLY=($(compgen -f -- "$word"))
         fi
         ;;
     demo)

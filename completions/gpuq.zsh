@@ -29,6 +29,7 @@ _gpuq() {
             'daemon:Start, stop, look at or install the daemon.'
             'config:Show or check gpuq.toml.'
             'doctor:Check this machine and say what to correct.'
+            'simulate:What scheduling policies would make of a job trace.'
             'demo:Try gpuq with simulated GPUs.'
             'completion:Print the completion script for a shell.'
         )
@@ -398,6 +399,21 @@ _gpuq() {
         doctor)
             _arguments '--json[One JSON document on standard output; errors too.]' \
                 '--help[Show the options.]'
+            ;;
+        simulate)
+            _arguments '--gpus[The cluster\: A100\:16,V100\:8.]:value: ' \
+                '--nodes-of[GPUs per node; 8 unless told.]:value: ' \
+                '--policy[Which ones; index,srsf,sjf,las2d,easy,fifo unless told.]:value: ' \
+                '--load[Stretch submissions so that this share of the GPU time is asked for\: 0.8.]:value: ' \
+                '--seeds[How many draws of prediction errors.]:value: ' \
+                '--predictions[helios\: with the errors published for it (default); perfect.]:value: ' \
+                '--fixed[Nothing may be stopped; then sjf,saf,easypp,easy,fifo unless told.]' \
+                '--restart[What a stopped job loses when it runs again; 60s unless told.]:value: ' \
+                '--speeds[Throughput table; Gavel'\''s measurements unless told.]:value:_files' \
+                '--plot[Draw who ran where and when into an HTML file.]:value:_files' \
+                '--json[One JSON document on standard output; errors too.]' \
+                '--help[Show the options.]' \
+                ':trace:_files'
             ;;
         demo)
             _arguments '--real[Use the real GPUs of this machine.]' \

@@ -52,7 +52,11 @@ MATRIX = (
          "gpuq.socketpath", "gpuq.errors", "gpuq.units", "gpuq.version", "aiohttp", "msgspec"),
         ("gpuq.solve",),
     ),
-    Rule("gpuq.sim", ("gpuq.sim", "gpuq.core", "gpuq.learn", "gpuq.errors", "gpuq.units", "msgspec"), ("gpuq.solve",)),
+    Rule(
+        "gpuq.sim",
+        ("gpuq.sim", "gpuq.core", "gpuq.learn", "gpuq.hardware", "gpuq.errors", "gpuq.units", "msgspec"),
+        ("gpuq.solve",),
+    ),
     Rule("gpuq.tui", ("gpuq.tui", "gpuq.cli.client", "gpuq.errors", "gpuq.units", "textual", "rich")),
     Rule("gpuq.cli.typed", ("gpuq.cli", "gpuq.errors", "gpuq.version", "typer", "click")),
     Rule(

@@ -49,6 +49,7 @@ VERBS: Final = (
     Verb("daemon", "Start, stop, look at or install the daemon.", "gpuq itself"),
     Verb("config", "Show or check gpuq.toml.", "gpuq itself"),
     Verb("doctor", "Check this machine and say what to correct.", "gpuq itself"),
+    Verb("simulate", "What scheduling policies would make of a job trace.", "gpuq itself"),
     Verb("demo", "Try gpuq with simulated GPUs.", "gpuq itself"),
     Verb("completion", "Print the completion script for a shell.", "gpuq itself"),
     Verb("complete", "Words for the completion scripts.", "gpuq itself", hidden=True),

@@ -37,7 +37,7 @@ def lower_bound_s(jobs: Sequence[BoundJob], gpus: Sequence[int]) -> float:
     candidates = [sum(best_s) / len(jobs)]
     for prices in _prices(jobs, len(gpus)):
         speed = sum(gpus[k] * prices[k] for k in types)
-        sizes = [min(job.gpus * job.run_s[k] * prices[k] for k in types) / speed for job in jobs]
+        sizes = [job.gpus * min(job.run_s[k] * prices[k] for k in types) / speed for job in jobs]
         work = [(job.submit_s, size) for job, size in zip(jobs, sizes, strict=True)]
         candidates.append(_srpt_mean_s(work))
         candidates.append(_mean_busy_s(work) + sum(best_s) / len(jobs) / 2)
@@ -56,7 +56,8 @@ def _prices(jobs: Sequence[BoundJob], types: int) -> list[list[float]]:
 
 def _srpt_mean_s(work: Sequence[tuple[float, float]]) -> float:
     """Mean flow time of shortest remaining work first on one machine of speed 1."""
-    total_s, now_s, left = 0.0, 0.0, []  # type: float, float, list[tuple[float, float]]
+    total_s, now_s = 0.0, 0.0
+    left: list[tuple[float, float]] = []  # (rest, submission)
     for submit_s, size_s in [*sorted(work), (inf, 0.0)]:
         while left and now_s < submit_s:
             rest_s, since_s = heappop(left)

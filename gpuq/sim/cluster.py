@@ -34,9 +34,9 @@ class Cluster(NamedTuple):
         """GPUs of one type."""
         return sum(gpus for node, gpus in enumerate(self.node_gpus) if self.node_types[node] == type_)
 
-    def takes(self, gpus: int) -> bool:
-        """Whether some type has that many GPUs where a job of this size may sit."""
-        return any(Board(self).find(gpus, type_) is not None for type_ in range(len(self.types)))
+    def has_room(self, gpus: int, type_: int) -> bool:
+        """Whether a job of that many GPUs fits on a type when nothing runs."""
+        return gpus <= self.gpus_of(type_) and Board(self).find(gpus, type_) is not None
 
 
 def parse_cluster(text: str, nodes_of: int = 8) -> Cluster:

@@ -47,10 +47,10 @@ def predict_all(jobs: tuple[TraceJob, ...], model: str, seed: int) -> list[Predi
 
 def _helios_factor(random: Random) -> float:
     draw, longer = random.random(), random.random() < 0.5
-    low, high = HELIOS[-1][1:]
-    for share, low, high in HELIOS:
-        draw -= share
-        if draw < 0:
-            break
-    factor = 1.0 + random.uniform(low, high)
+    at = 0
+    while at < len(HELIOS) - 1 and draw >= HELIOS[at][0]:
+        draw -= HELIOS[at][0]
+        at += 1
+    _, least, most = HELIOS[at]
+    factor = 1.0 + random.uniform(least, most)
     return factor if longer else 1.0 / factor

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
+from importlib import resources
 from math import isfinite
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -132,3 +133,9 @@ def load_of(trace: Trace, gpus: float) -> float | None:
     """The load the trace offers as it is; None when all jobs arrive at once."""
     span_s = trace.jobs[-1].submit_s - trace.jobs[0].submit_s
     return trace.gpu_seconds / (gpus * span_s) if span_s > 0 else None
+
+
+def read_shipped(name: str) -> Trace:
+    """A trace that comes with gpuq: small or mixed."""
+    text = resources.files("gpuq.sim").joinpath(f"data/{name}.csv").read_text("utf-8")
+    return parse_trace(text.splitlines(), name)

@@ -119,7 +119,6 @@ class World:
         self.ended: list[SimJob] = []
         self.runs: list[Run] | None = [] if keep_runs else None
         self.just_ended: list[SimJob] = []  # at this moment, for policies that learn
-        self.speed_of: Callable[[SimJob], float] | None = None
         self.restarts = 0
         self._jobs = jobs
         self._next = 0
@@ -129,7 +128,7 @@ class World:
 
     def start(self, job: SimJob, placement: Placement) -> None:
         """Run a waiting job on free GPUs."""
-        assert job.placement is None and job.order in self.waiting, f"job {job.id} does not wait"
+        assert job.order in self.waiting, f"job {job.id} does not wait"
         assert self.board.fits(placement), f"job {job.id} was given GPUs that are not free"
         assert sum(count for _, count in placement) == job.gpus, f"job {job.id} was given the wrong number of GPUs"
         del self.waiting[job.order]

@@ -1,0 +1,130 @@
+"""gpuq simulate: what scheduling policies would make of a trace."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from gpuq.cli import output
+from gpuq.cli import simulation_options as typed
+from gpuq.cli.options import JSON, Argument, Command, Option, Values
+from gpuq.errors import UserError
+
+if TYPE_CHECKING:
+    from gpuq.sim.experiment import Outcome, Setting
+
+_SHIPPED = {"small": "V100:8", "mixed": "V100:8,P100:8,K80:8"}  # with the GPUs they are simulated on unless told
+_POLICIES = "index,srsf,sjf,las2d,easy,fifo"
+_FIXED_POLICIES = "sjf,saf,easypp,easy,fifo"
+
+
+def simulate(values: Values) -> int:
+    """Run every policy with every seed, then print a table or JSON."""
+    from gpuq.sim.experiment import simulate as run
+    from gpuq.sim.policies.registry import find_policy
+
+    names = typed.names(values.text("policy") or (_FIXED_POLICIES if values.flag("fixed") else _POLICIES))
+    setting = _setting(values)
+    for name in names:
+        if find_policy(name).stops_jobs and values.flag("fixed"):
+            raise UserError(f"{name} stops running jobs, and --fixed forbids it.", "Leave it out of --policy.")
+    seeds = typed.number(values, "seeds", 1000, default=1)
+    restart_s = typed.restart_s(values)
+    predictions = typed.predictions(values)
+    outcomes = []
+    for name in names:
+        for seed in range(seeds):
+            progress = _Progress(f"{name}, seed {seed}", len(setting.trace.jobs))
+            outcome = run(
+                setting, name, seed, predictions, restart_s,
+                keep_runs=bool(values.text("plot")) and seed == 0, on_progress=progress.show,
+            )  # fmt: skip
+            outcomes.append(outcome)
+    _Progress.clear()
+    if values.text("plot"):
+        _draw(values.text("plot") or "", setting, outcomes)
+    if values.flag("json"):
+        output.write_json({"schema": 1, "rows": [outcome.row._asdict() for outcome in outcomes]})
+    else:
+        output.write_lines(_lines(setting, outcomes, predictions))
+    return 0
+
+
+def _setting(values: Values) -> Setting:
+    from pathlib import Path
+
+    from gpuq.sim.cluster import parse_cluster
+    from gpuq.sim.experiment import prepare
+    from gpuq.sim.speeds import read_table
+    from gpuq.sim.trace import read_shipped, read_trace
+
+    asked = values.text("trace") or "small"
+    gpus = values.text("gpus") or _SHIPPED.get(asked)
+    if gpus is None:
+        raise UserError("simulate needs --gpus with a trace of your own.", "Write for example --gpus A100:16,V100:8.")
+    trace = read_shipped(asked) if asked in _SHIPPED else read_trace(Path(asked))
+    speeds = values.text("speeds")
+    cluster = parse_cluster(gpus, typed.number(values, "nodes_of", 1024, default=8))
+    return prepare(trace, cluster, typed.load(values), read_table(Path(speeds) if speeds else None))
+
+
+class _Progress:
+    """One line on a terminal's standard error."""
+
+    def __init__(self, what: str, jobs: int) -> None:
+        self._what, self._jobs, self._shown = what, jobs, 0
+
+    def show(self, ended: int) -> None:
+        """At most fifty times."""
+        if sys.stderr.isatty() and (ended - self._shown) * 50 >= self._jobs:
+            self._shown = ended
+            sys.stderr.write(f"\r\x1b[K{self._what}: {100 * ended // self._jobs}%")
+            sys.stderr.flush()
+
+    @staticmethod
+    def clear() -> None:
+        """Take the line away."""
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
+
+
+def _draw(path: str, setting: Setting, outcomes: list[Outcome]) -> None:
+    from pathlib import Path
+
+    from gpuq.sim.picture import page
+
+    try:
+        Path(path).write_text(page(setting, outcomes), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"The picture {path} cannot be written: {error.strerror}.", "Give another --plot.") from None
+
+
+def _lines(setting: Setting, outcomes: list[Outcome], predictions: str) -> list[str]:
+    from gpuq.cli.render.simulation import lines
+
+    return lines(setting, [outcome.row for outcome in outcomes], output.coloured(), predictions)
+
+
+_EPILOG = (
+    "Without a trace: a shipped one, small (260 jobs, 8 GPUs); mixed has three GPU types. A trace is a CSV file with "
+    "the columns submit_s, duration_s and gpus, and model and batch_size where speeds differ."
+)
+_OPTIONS: tuple[Any, ...] = (
+    Option(("--gpus",), "The cluster: A100:16,V100:8.", "TYPE:COUNT,..."),
+    Option(("--nodes-of",), "GPUs per node; 8 unless told.", "N"),
+    Option(("--policy",), f"Which ones; {_POLICIES} unless told.", "NAME,..."),
+    Option(("--load",), "Stretch submissions so that this share of the GPU time is asked for: 0.8.", "SHARE"),
+    Option(("--seeds",), "How many draws of prediction errors.", "N"),
+    Option(("--predictions",), "helios: with the errors published for it (default); perfect.", "KIND"),
+    Option(("--fixed",), f"Nothing may be stopped; then {_FIXED_POLICIES} unless told."),
+    Option(("--restart",), "What a stopped job loses when it runs again; 60s unless told.", "TIME"),
+    Option(("--speeds",), "Throughput table; Gavel's measurements unless told.", "FILE", completes="files"),
+    Option(("--plot",), "Draw who ran where and when into an HTML file.", "FILE", completes="files"),
+    JSON,
+)
+COMMAND = Command(
+    "Replay a job trace on simulated GPUs under several scheduling policies, and compare completion times (JCT) with a "
+    "lower bound that no schedule can beat.",
+    simulate, _OPTIONS, Argument("trace", "TRACE", "CSV file, or small, or mixed.", required=False, completes="files"),
+    _EPILOG,
+)  # fmt: skip

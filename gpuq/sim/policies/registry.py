@@ -1,0 +1,66 @@
+"""The policies by name. Imports the policies.
+
+One thing to know: the name also says which run times a policy is told: predictions, its jobs' true run times (names
+ending in _perfect, for reference), or their owners' estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from gpuq.errors import UserError
+from gpuq.sim.policies.backfill import Easy
+from gpuq.sim.policies.index import Index
+from gpuq.sim.policies.ordered import Ordered, gpu_time_s, run_s, submitted_s
+from gpuq.sim.policies.ranked import LeastAttained, Ranked, gpu_time_left_s, time_left_s
+from gpuq.sim.world import Policy
+
+
+class Entry(NamedTuple):
+    """One policy: how to make it, what it does to running jobs, and what it is, in a line."""
+
+    make: Callable[[], Policy]
+    stops_jobs: bool
+    summary: str
+    perfect: bool = False  # it is told the true run times
+
+
+POLICIES: Final[dict[str, Entry]] = {
+    "index": Entry(Index, True, "gpuq: expected benefit per GPU-hour, calibrated predictions, age"),
+    "srsf": Entry(lambda: Ranked("srsf", gpu_time_left_s), True, "least predicted GPU time left first"),
+    "srtf": Entry(lambda: Ranked("srtf", time_left_s), True, "least predicted time left first"),
+    "las2d": Entry(LeastAttained, True, "least attained GPU time first (Tiresias), limits 1 h and 10 h"),
+    "saf": Entry(lambda: Ordered("saf", gpu_time_s), False, "least predicted GPU time first"),
+    "sjf": Entry(lambda: Ordered("sjf", run_s), False, "shortest predicted run time first"),
+    "qssf": Entry(lambda: Ordered("qssf", gpu_time_s, strict=True), False, "as saf, the head blocks (Helios)"),
+    "easypp": Entry(
+        lambda: Easy("easypp", lambda job: job.estimate_s, run_s), False, "EASY with predictions, shortest behind"
+    ),
+    "easy": Entry(lambda: Easy("easy", lambda job: job.limit_s), False, "EASY backfill, estimates by owners"),
+    "fifo_firstfit": Entry(
+        lambda: Ordered("fifo_firstfit", submitted_s), False, "first come first served, passing over what does not fit"
+    ),
+    "fifo": Entry(lambda: Ordered("fifo", submitted_s, strict=True), False, "first come first served, the head blocks"),
+    "srsf_perfect": Entry(
+        lambda: Ranked("srsf_perfect", gpu_time_left_s), True, "srsf that knows the run times", perfect=True
+    ),
+    "srtf_perfect": Entry(
+        lambda: Ranked("srtf_perfect", time_left_s), True, "srtf that knows the run times", perfect=True
+    ),
+    "sjf_perfect": Entry(lambda: Ordered("sjf_perfect", run_s), False, "sjf that knows the run times", perfect=True),
+    "saf_perfect": Entry(
+        lambda: Ordered("saf_perfect", gpu_time_s), False, "saf that knows the run times", perfect=True
+    ),
+    "easy_perfect": Entry(
+        lambda: Easy("easy_perfect", lambda job: job.estimate_s), False, "EASY that knows the run times", perfect=True
+    ),
+}
+
+
+def find_policy(name: str) -> Entry:
+    """The policy of this name. Raises UserError naming those there are."""
+    entry = POLICIES.get(name)
+    if entry is None:
+        raise UserError(f"There is no policy '{name}'.", f"Choose from {', '.join(POLICIES)}.")
+    return entry
