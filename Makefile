@@ -2,12 +2,13 @@
 
 RUN := .venv/bin/python
 
-.PHONY: help demo test unit check generated format bench venv clean
+.PHONY: help demo test unit check generated format bench bench-policies venv clean
 
 help:
 	@echo "make demo     some twenty jobs on simulated GPUs, in less than 40 s"
 	@echo "make test     all tests (make unit: only those that start no process that lasts)"
 	@echo "make check    lint, types, layout, generated files"
+	@echo "make bench-policies TRACES=folder    scheduling policies on public traces, into docs/policies.md"
 	@echo "make bench    the figures of this machine, printed with its name and the date"
 
 venv:
@@ -38,6 +39,9 @@ format: venv
 
 bench: venv
 	$(RUN) -m bench
+
+bench-policies: venv
+	$(RUN) -m bench.policies $(TRACES) --write
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

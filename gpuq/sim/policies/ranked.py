@@ -2,7 +2,8 @@
 
     srtf       predicted time left, least first
     srsf       predicted GPU time left, least first
-    las2d      two-dimensional least attained service (Tiresias): queues by GPU time received, first come inside
+    las2d      two-dimensional least attained service (Tiresias): queues by GPU time received, running jobs
+               first and then first come inside
 
 One thing to know: a running job that stays among the chosen keeps its GPUs, so nobody is moved for the sake of packing
 unless a chosen job cannot be placed otherwise.
@@ -134,16 +135,15 @@ class LeastAttained:
         return sum(1 for limit in self._limits if attained >= limit)
 
     def schedule(self, world: World) -> None:
-        """Lower queues first; inside a queue those that started first."""
+        """Lower queues first; inside a queue running jobs, then those submitted first."""
         for job in world.running.values():
             job.advance(world.now_s)
         active = [*world.running.values(), *world.waiting.values()]
         ranked = sorted(active, key=self._order)
         let_run(world, ranked)
 
-    def _order(self, job: SimJob) -> tuple[int, float, int]:
-        started_s = job.first_start_s if job.first_start_s is not None else inf
-        return self._queue(job), started_s, job.order
+    def _order(self, job: SimJob) -> tuple[int, bool, int]:
+        return self._queue(job), job.placement is None, job.order
 
     def wake_s(self, world: World) -> float:
         """When a running job passes a limit while others wait."""

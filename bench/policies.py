@@ -1,0 +1,182 @@
+"""`make bench-policies TRACES=folder`: scheduling policies on public traces, into docs/policies.md.
+
+Suites: H (equal GPUs, jobs may be stopped), F (equal GPUs, nothing may be stopped), T (three GPU types with measured
+speeds, jobs may be stopped), FT (three types, nothing may be stopped). Every policy of a row gets the same trace,
+predictions and restart cost.
+
+One thing to know: the folder is laid out as the table of suites below names its files, and is not part of gpuq; the
+first part of the report compares the simulator with reference runs kept beside the traces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from gpuq.sim.cluster import parse_cluster
+from gpuq.sim.experiment import Row, prepare, simulate
+from gpuq.sim.speeds import read_table
+from gpuq.sim.trace import read_trace
+
+REPORT = Path(__file__).resolve().parent.parent / "docs/policies.md"
+LOADS = (0.7, 0.9)
+EQUAL = {
+    "itp/cluster02": 96, "itp/cluster05": 16, "itp/cluster10": 8, "philly/103959": 24, "philly/0e4a51": 48,
+    "philly/ee9e8c": 128, "muri/trace3": 64,
+}  # fmt: skip
+TYPES = {
+    "gavel/philly_models_103959_s0": "V100:16,P100:16,K80:16", "gavel/philly_models_ed69ec_s0": "V100:8,P100:8,K80:8",
+    "gavel/continuous_multi_s0": "V100:16,P100:16,K80:16",
+}  # fmt: skip
+STOPPING = ("index", "srsf", "srtf", "las2d")
+FIXED = ("sjf", "saf", "easypp", "fifo_firstfit")
+SUITES = {
+    "H": ({name: f"V100:{gpus}" for name, gpus in EQUAL.items()}, (*STOPPING, "sjf", "saf")),
+    "F": ({name: f"V100:{gpus}" for name, gpus in EQUAL.items()}, FIXED),
+    "T": (TYPES, (*STOPPING, "sjf", "saf")),
+    "FT": (TYPES, FIXED),
+}
+REFERENCE_NAMES = {
+    "fifo": "fifo", "fifo_firstfit": "fifo_firstfit", "easy_perfect": "easy_perfect", "sjf_perfect": "sjf_perfect",
+    "saf_perfect": "saf_perfect", "srtf_perfect": "srtf_perfect", "srsf_perfect": "srsf_perfect",
+    "las2d": "las2d_1h_10h",
+}  # fmt: skip
+
+
+class Case(NamedTuple):
+    """One trace at one load under some policies."""
+
+    folder: Path
+    trace: str
+    gpus: str
+    load: float | None
+    policies: tuple[str, ...]
+    seeds: int
+    nodes_of: int = 8
+
+
+def run(case: Case) -> list[Row]:
+    """All policies and seeds of a case."""
+    trace = read_trace(case.folder / f"{case.trace}.csv")
+    setting = prepare(trace, parse_cluster(case.gpus, case.nodes_of), case.load, read_table())
+    return [simulate(setting, policy, seed).row for policy in case.policies for seed in range(case.seeds)]
+
+
+def mean(values: list[float]) -> float:
+    """Arithmetic mean."""
+    return sum(values) / len(values)
+
+
+def geometric(values: list[float]) -> float:
+    """Geometric mean."""
+    return math.exp(mean([math.log(value) for value in values]))
+
+
+def suite_lines(pool: ProcessPoolExecutor, name: str, folder: Path, seeds: int) -> Iterator[str]:
+    """Mean and p99 JCT of every policy relative to EASY, per setting and in the geometric mean."""
+    traces, policies = SUITES[name]
+    named = ("easy", *policies)
+    cases = [Case(folder, trace, gpus, load, named, seeds) for trace, gpus in traces.items() for load in LOADS]
+    yield f"\n## Suite {name}\n"
+    yield "Mean JCT / p99 JCT relative to EASY with the owners' estimates, and mean JCT over the lower bound.\n"
+    yield f"| trace | load | EASY mean h / p99 h | {' | '.join(policies)} |"
+    yield f"|---|---|---|{'---|' * len(policies)}"
+    ratios: dict[str, list[tuple[float, float, float, float]]] = {policy: [] for policy in policies}
+    for case, rows in zip(cases, pool.map(run, cases), strict=True):
+        of = {policy: [row for row in rows if row.policy == policy] for policy in named}
+        base_mean = mean([row.mean_jct_s for row in of["easy"]])
+        base_p99 = mean([row.p99_jct_s for row in of["easy"]])
+        cells = []
+        for policy in policies:
+            found = (
+                mean([row.mean_jct_s for row in of[policy]]) / base_mean,
+                mean([row.p99_jct_s for row in of[policy]]) / base_p99,
+                mean([row.mean_jct_s / row.lower_bound_s for row in of[policy]]),
+                mean([row.max_slowdown for row in of[policy]]),
+            )
+            ratios[policy].append(found)
+            cells.append(f"{found[0]:.3f} / {found[1]:.2f} / {found[2]:.2f}")
+        yield (
+            f"| {case.trace} | {case.load} | {base_mean / 3600:.1f} / {base_p99 / 3600:.0f} | {' | '.join(cells)} |"
+        )
+    cells = []
+    for policy in policies:
+        mean_jct, p99_jct, over_bound = (geometric([each[at] for each in ratios[policy]]) for at in range(3))
+        cells.append(f"{mean_jct:.3f} / {p99_jct:.2f} / {over_bound:.2f}")
+    yield f"| **geometric mean** | | | {' | '.join(cells)} |"
+    worst = [f"{max(each[3] for each in ratios[policy]):,.0f}" for policy in policies]
+    yield f"| worst slow-down | | | {' | '.join(worst)} |"
+
+
+def reference_lines(pool: ProcessPoolExecutor, folder: Path) -> Iterator[str]:
+    """The noise-free rows of the reference runs beside ours."""
+    with (folder / "results/reference_runs.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    traces = {row["trace"]: (int(row["gpus"]), int(row["gpus_per_node"])) for row in rows}
+    chosen = [trace for trace in traces if trace.removesuffix(".csv") in EQUAL or "jobs120" in trace]
+    names = tuple(REFERENCE_NAMES)
+    cases = [
+        Case(folder, trace.removesuffix(".csv"), f"V100:{traces[trace][0]}", None, names, 1, traces[trace][1])
+        for trace in chosen
+    ]
+    yield "\n## Against the reference runs\n"
+    yield "Mean JCT in hours, ours / reference, and the difference; nothing in these rows is drawn at random.\n"
+    yield f"| trace | {' | '.join(REFERENCE_NAMES)} |"
+    yield f"|---|{'---|' * len(REFERENCE_NAMES)}"
+    for case, found in zip(cases, pool.map(run, cases), strict=True):
+        ours = {REFERENCE_NAMES[row.policy]: row.mean_jct_s / 3600 for row in found}
+        theirs = {row["policy"]: float(row["mean_jct_h"]) for row in rows if row["trace"] == f"{case.trace}.csv"}
+        cells = [_beside(ours[name], theirs.get(name)) for name in REFERENCE_NAMES.values()]
+        yield f"| {case.trace} | {' | '.join(cells)} |"
+
+
+def _beside(ours_h: float, theirs_h: float | None) -> str:
+    if theirs_h is None:
+        return "-"
+    return f"{ours_h:.2f} / {theirs_h:.2f} ({100 * (ours_h / theirs_h - 1):+.1f}%)"
+
+
+def head_lines(seeds: int) -> Iterator[str]:
+    """What the report is and where it was made."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    yield "# Policies on public traces\n"
+    yield "Written by `make bench-policies`. What the traces are and what was left out of them: the folder's own README.\n"
+    yield (
+        f"{time.strftime('%Y-%m-%d')}, commit {commit.stdout.strip()}, Python {platform.python_version()} on "
+        f"{platform.machine()}; {seeds} seed{'' if seeds == 1 else 's'} from 0; Helios prediction errors, 60 s per restart, "
+        "nodes of 8 GPUs, loads by scaling submissions. Policies are described in [planner.md](planner.md).\n"
+    )
+
+
+def main() -> int:
+    """Run everything and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="folder of the traces")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--suites", default=",".join(SUITES))
+    parser.add_argument("--write", action="store_true", help="write docs/policies.md")
+    asked = parser.parse_args()
+    lines: list[str] = []
+    with ProcessPoolExecutor(2) as pool:
+        parts = [head_lines(asked.seeds), reference_lines(pool, asked.folder)]
+        parts += [suite_lines(pool, name, asked.folder, asked.seeds) for name in asked.suites.split(",")]
+        for part in parts:
+            for line in part:
+                print(line, flush=True)
+                lines.append(line)
+    if asked.write:
+        REPORT.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
