@@ -149,11 +149,11 @@ def head_lines(seeds: int) -> Iterator[str]:
     """What the report is and where it was made."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     yield "# Policies on public traces\n"
-    yield "Written by `make bench-policies`. What the traces are and what was left out of them: the folder's own README.\n"
+    yield "Written by `make bench-policies`. What they are, and what was left out: their folder's README.\n"
     yield (
         f"{time.strftime('%Y-%m-%d')}, commit {commit.stdout.strip()}, Python {platform.python_version()} on "
-        f"{platform.machine()}; {seeds} seed{'' if seeds == 1 else 's'} from 0; Helios prediction errors, 60 s per restart, "
-        "nodes of 8 GPUs, loads by scaling submissions. Policies are described in [planner.md](planner.md).\n"
+        f"{platform.machine()}; {seeds} seed{'' if seeds == 1 else 's'} from 0; Helios prediction errors, 60 s per "
+        "restart, nodes of 8 GPUs, loads by scaling submissions. Policies are described in [planner.md](planner.md).\n"
     )
 
 
