@@ -13,8 +13,8 @@ from gpuq.core import greedy
 from gpuq.core.apply import apply
 from gpuq.core.events import JobsSubmitted
 from gpuq.core.model import JobId, Stamp
-from gpuq.core.problem import snapshot
 from gpuq.core.state import ClusterState
+from gpuq.core.survey import snapshot
 from gpuq.hardware.catalogue import simulated
 from gpuq.journal.store import Journal
 from gpuq.links.local import LocalLink

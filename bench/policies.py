@@ -37,8 +37,8 @@ TYPES = {
     "gavel/philly_models_103959_s0": "V100:16,P100:16,K80:16", "gavel/philly_models_ed69ec_s0": "V100:8,P100:8,K80:8",
     "gavel/continuous_multi_s0": "V100:16,P100:16,K80:16",
 }  # fmt: skip
-STOPPING = ("index", "srsf", "srtf", "las2d")
-FIXED = ("sjf", "saf", "easypp", "fifo_firstfit")
+STOPPING = ("impact", "srsf", "srtf", "las2d")
+FIXED = ("greedy", "sjf", "saf", "easypp", "fifo_firstfit")
 SUITES = {
     "H": ({name: f"V100:{gpus}" for name, gpus in EQUAL.items()}, (*STOPPING, "sjf", "saf")),
     "F": ({name: f"V100:{gpus}" for name, gpus in EQUAL.items()}, FIXED),
@@ -62,13 +62,16 @@ class Case(NamedTuple):
     policies: tuple[str, ...]
     seeds: int
     nodes_of: int = 8
+    fixed: bool = False
 
 
 def run(case: Case) -> list[Row]:
     """All policies and seeds of a case."""
     trace = read_trace(case.folder / f"{case.trace}.csv")
     setting = prepare(trace, parse_cluster(case.gpus, case.nodes_of), case.load, read_table())
-    return [simulate(setting, policy, seed).row for policy in case.policies for seed in range(case.seeds)]
+    return [
+        simulate(setting, policy, seed, fixed=case.fixed).row for policy in case.policies for seed in range(case.seeds)
+    ]
 
 
 def mean(values: list[float]) -> float:
@@ -85,7 +88,10 @@ def suite_lines(pool: ProcessPoolExecutor, name: str, folder: Path, seeds: int) 
     """Mean and p99 JCT of every policy relative to EASY, per setting and in the geometric mean."""
     traces, policies = SUITES[name]
     named = ("easy", *policies)
-    cases = [Case(folder, trace, gpus, load, named, seeds) for trace, gpus in traces.items() for load in LOADS]
+    fixed = name.startswith("F")
+    cases = [
+        Case(folder, trace, gpus, load, named, seeds, fixed=fixed) for trace, gpus in traces.items() for load in LOADS
+    ]
     yield f"\n## Suite {name}\n"
     yield "Mean JCT / p99 JCT relative to EASY with the owners' estimates, and mean JCT over the lower bound.\n"
     yield f"| trace | load | EASY mean h / p99 h | {' | '.join(policies)} |"

@@ -28,6 +28,7 @@ _gpuq() {
             -x|--exclude) COMPREPLY=($(compgen -W "$(gpuq complete nodes 2>/dev/null)" -- "$word")); return ;;
             -t|--time) COMPREPLY=(); return ;;
             -b|--begin) COMPREPLY=(); return ;;
+            --deadline) COMPREPLY=(); return ;;
             --grace) COMPREPLY=(); return ;;
             --signal) COMPREPLY=(); return ;;
             --min-runtime) COMPREPLY=(); return ;;
@@ -53,7 +54,7 @@ _gpuq() {
             --like) COMPREPLY=($(compgen -W "$(gpuq complete jobs 2>/dev/null)" -- "$word")); return ;;
         esac
         if [[ "$word" == -* ]]; then
-            COMPREPLY=($(compgen -W "-G --gpus --gpu-type --gres --gpu-ids --gpu-mem --vram --mem -c --cpus-per-task --cpus -w --nodelist -x --exclude -t --time -b --begin --grace --signal --min-runtime --preemptible -d --dependency --after --keep-on-failed-dep -H --hold --priority --nice --requeue --no-requeue --retries -a --array --each-line --sweep -D --chdir --cwd -o --output -e --error --open-mode --export --env --env-file --no-env --visible --cuda-index --slurm-env -J --job-name --name --comment --wrap --like -W --wait --dry-run --test-only --parsable -q --quiet --json --help" -- "$word"))
+            COMPREPLY=($(compgen -W "-G --gpus --gpu-type --gres --gpu-ids --gpu-mem --vram --mem -c --cpus-per-task --cpus -w --nodelist -x --exclude -t --time -b --begin --deadline --grace --signal --min-runtime --preemptible -d --dependency --after --keep-on-failed-dep -H --hold --priority --nice --requeue --no-requeue --retries -a --array --each-line --sweep -D --chdir --cwd -o --output -e --error --open-mode --export --env --env-file --no-env --visible --cuda-index --slurm-env -J --job-name --name --comment --wrap --like -W --wait --dry-run --test-only --parsable -q --quiet --json --help" -- "$word"))
         else
             _gpuq_command
         fi
@@ -71,6 +72,7 @@ _gpuq() {
             -x|--exclude) COMPREPLY=($(compgen -W "$(gpuq complete nodes 2>/dev/null)" -- "$word")); return ;;
             -t|--time) COMPREPLY=(); return ;;
             -b|--begin) COMPREPLY=(); return ;;
+            --deadline) COMPREPLY=(); return ;;
             --grace) COMPREPLY=(); return ;;
             --signal) COMPREPLY=(); return ;;
             --min-runtime) COMPREPLY=(); return ;;
@@ -96,7 +98,7 @@ _gpuq() {
             --like) COMPREPLY=($(compgen -W "$(gpuq complete jobs 2>/dev/null)" -- "$word")); return ;;
         esac
         if [[ "$word" == -* ]]; then
-            COMPREPLY=($(compgen -W "-G --gpus --gpu-type --gres --gpu-ids --gpu-mem --vram --mem -c --cpus-per-task --cpus -w --nodelist -x --exclude -t --time -b --begin --grace --signal --min-runtime --preemptible -d --dependency --after --keep-on-failed-dep -H --hold --priority --nice --requeue --no-requeue --retries -a --array --each-line --sweep -D --chdir --cwd -o --output -e --error --open-mode --export --env --env-file --no-env --visible --cuda-index --slurm-env -J --job-name --name --comment --wrap --like -q --quiet --help" -- "$word"))
+            COMPREPLY=($(compgen -W "-G --gpus --gpu-type --gres --gpu-ids --gpu-mem --vram --mem -c --cpus-per-task --cpus -w --nodelist -x --exclude -t --time -b --begin --deadline --grace --signal --min-runtime --preemptible -d --dependency --after --keep-on-failed-dep -H --hold --priority --nice --requeue --no-requeue --retries -a --array --each-line --sweep -D --chdir --cwd -o --output -e --error --open-mode --export --env --env-file --no-env --visible --cuda-index --slurm-env -J --job-name --name --comment --wrap --like -q --quiet --help" -- "$word"))
         else
             _gpuq_command
         fi
@@ -208,6 +210,7 @@ _gpuq() {
             -x|--exclude) COMPREPLY=($(compgen -W "$(gpuq complete nodes 2>/dev/null)" -- "$word")); return ;;
             -t|--time) COMPREPLY=(); return ;;
             -b|--begin) COMPREPLY=(); return ;;
+            --deadline) COMPREPLY=(); return ;;
             --grace) COMPREPLY=(); return ;;
             --min-runtime) COMPREPLY=(); return ;;
             -d|--dependency) COMPREPLY=(); return ;;
@@ -219,7 +222,7 @@ _gpuq() {
             --comment) COMPREPLY=(); return ;;
         esac
         if [[ "$word" == -* ]]; then
-            COMPREPLY=($(compgen -W "-G --gpus --gpu-type --gres --gpu-ids --gpu-mem --vram --mem -c --cpus-per-task --cpus -w --nodelist -x --exclude -t --time -b --begin --grace --min-runtime -d --dependency --after --keep-on-failed-dep --priority --nice --requeue --no-requeue --retries -J --job-name --name --comment -q --quiet --json --help" -- "$word"))
+            COMPREPLY=($(compgen -W "-G --gpus --gpu-type --gres --gpu-ids --gpu-mem --vram --mem -c --cpus-per-task --cpus -w --nodelist -x --exclude -t --time -b --begin --deadline --grace --min-runtime -d --dependency --after --keep-on-failed-dep --priority --nice --requeue --no-requeue --retries -J --job-name --name --comment -q --quiet --json --help" -- "$word"))
         else
             COMPREPLY=($(compgen -W "$(gpuq complete jobs 2>/dev/null)" -- "$word"))
         fi
@@ -296,9 +299,9 @@ _gpuq() {
         ;;
     config)
         if [[ "$word" == -* ]]; then
-            COMPREPLY=($(compgen -W "--json --help" -- "$word"))
+            COMPREPLY=($(compgen -W "--json --dry-run --help" -- "$word"))
         else
-            COMPREPLY=($(compgen -W "show check path" -- "$word"))
+            COMPREPLY=($(compgen -W "show check path set unset history" -- "$word"))
         fi
         ;;
     doctor)

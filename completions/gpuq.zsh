@@ -60,6 +60,7 @@ _gpuq() {
                 '--time[Time limit\: 30 (minutes), 2h30m, HH\:MM\:SS, D-HH; 0 for none.]:value: ' \
                 '-b[Not before\: 17\:30, tomorrow, now+2h, 2026-05-01T08\:00.]:value: ' \
                 '--begin[Not before\: 17\:30, tomorrow, now+2h, 2026-05-01T08\:00.]:value: ' \
+                '--deadline[Wanted by then, as in --begin\: weighs more as that nears; nothing is stopped.]:value: ' \
                 '--grace[Time between TERM and KILL when the job is told to end.]:value: ' \
                 '--signal[Signal before the end, such as USR1@60; B\: to the first process only.]:value: ' \
                 '--min-runtime[With --preemptible\: this long it runs undisturbed.]:value: ' \
@@ -131,6 +132,7 @@ _gpuq() {
                 '--time[Time limit\: 30 (minutes), 2h30m, HH\:MM\:SS, D-HH; 0 for none.]:value: ' \
                 '-b[Not before\: 17\:30, tomorrow, now+2h, 2026-05-01T08\:00.]:value: ' \
                 '--begin[Not before\: 17\:30, tomorrow, now+2h, 2026-05-01T08\:00.]:value: ' \
+                '--deadline[Wanted by then, as in --begin\: weighs more as that nears; nothing is stopped.]:value: ' \
                 '--grace[Time between TERM and KILL when the job is told to end.]:value: ' \
                 '--signal[Signal before the end, such as USR1@60; B\: to the first process only.]:value: ' \
                 '--min-runtime[With --preemptible\: this long it runs undisturbed.]:value: ' \
@@ -305,6 +307,7 @@ _gpuq() {
                 '--time[Time limit\: 30 (minutes), 2h30m, HH\:MM\:SS, D-HH; 0 for none.]:value: ' \
                 '-b[Not before\: 17\:30, tomorrow, now+2h, 2026-05-01T08\:00.]:value: ' \
                 '--begin[Not before\: 17\:30, tomorrow, now+2h, 2026-05-01T08\:00.]:value: ' \
+                '--deadline[Wanted by then, as in --begin\: weighs more as that nears; nothing is stopped.]:value: ' \
                 '--grace[Time between TERM and KILL when the job is told to end.]:value: ' \
                 '--min-runtime[With --preemptible\: this long it runs undisturbed.]:value: ' \
                 '-d[After other jobs\: afterok\:12\:13,afterany\:14 (, and; ? or).]:value: ' \
@@ -393,8 +396,9 @@ _gpuq() {
             ;;
         config)
             _arguments '--json[One JSON document on standard output; errors too.]' \
+                '--dry-run[set, unset\: change nothing; say which waiting jobs would change place.]' \
                 '--help[Show the options.]' \
-                ':action:(show check path)'
+                '*:action:(show check path set unset history)'
             ;;
         doctor)
             _arguments '--json[One JSON document on standard output; errors too.]' \
@@ -403,11 +407,11 @@ _gpuq() {
         simulate)
             _arguments '--gpus[The cluster\: A100\:16,V100\:8.]:value: ' \
                 '--nodes-of[GPUs per node; 8 unless told.]:value: ' \
-                '--policy[Which ones; index,srsf,sjf,las2d,easy,fifo unless told.]:value: ' \
+                '--policy[Which ones; impact,srsf,sjf,las2d,easy,fifo unless told.]:value: ' \
                 '--load[Stretch submissions so that this share of the GPU time is asked for\: 0.8.]:value: ' \
                 '--seeds[How many draws of prediction errors.]:value: ' \
                 '--predictions[helios\: with the errors published for it (default); perfect.]:value: ' \
-                '--fixed[Nothing may be stopped; then sjf,saf,easypp,easy,fifo unless told.]' \
+                '--fixed[Nothing may be stopped; then impact,greedy,sjf,saf,easypp,easy,fifo unless told.]' \
                 '--restart[What a stopped job loses when it runs again; 60s unless told.]:value: ' \
                 '--speeds[Throughput table; Gavel'\''s measurements unless told.]:value:_files' \
                 '--plot[Draw who ran where and when into an HTML file.]:value:_files' \

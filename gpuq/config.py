@@ -76,6 +76,16 @@ class ImpactConfig(NamedTuple):
     interference: float = 0.0
     restart: float = 0.0
     age: float = 1.0  # how fast waiting adds weight
+    balance: float = 1.0  # how strongly an account's past use counts against it
+    deadline: float = 1.0  # how strongly a near deadline counts
+
+
+class AccountConfig(NamedTuple):
+    """[accounts.NAME]: users that share one balance; who is in none has an account of their own."""
+
+    name: str
+    users: tuple[str, ...] = ()
+    share: float = 1.0  # part of the GPUs relative to other accounts
 
 
 class NodeConfig(NamedTuple):
@@ -100,6 +110,8 @@ class Config(NamedTuple):
     prune: PruneConfig = PruneConfig()
     impact: ImpactConfig = ImpactConfig()
     nodes: tuple[NodeConfig, ...] = ()
+    accounts: tuple[AccountConfig, ...] = ()
+    stated: frozenset[str] = frozenset()  # "section.field" of all that the file says
 
 
 class Key(NamedTuple):
@@ -134,6 +146,12 @@ def _count(value: Any) -> int:
 def _weight(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
         raise ValueError("write a number, 0 or larger")
+    return float(value)
+
+
+def _part(value: Any) -> float:
+    if _weight(value) <= 0:
+        raise ValueError("write a number above 0")
     return float(value)
 
 
@@ -210,6 +228,7 @@ _NODE_KEYS: Final = {
     "memory": Key("memory_mib", _measure(size_mib)),
     "simulate": Key("simulate", _switch),
 }
+_ACCOUNT_KEYS: Final = {"users": Key("users", _texts), "share": Key("share", _part)}
 
 
 def find_paths(environ: Mapping[str, str] | None = None) -> Paths:
@@ -261,19 +280,29 @@ def read_config(file: str) -> Config:
     document = _toml(file)
     sections: dict[str, Any] = {}
     for name, table in document.items():
-        if name == "node":
+        if name in ("node", "accounts"):
             continue
         if name not in _SECTIONS:
-            raise ConfigError(f"{file}: there is no section [{name}].", _nearest(name, [*_SECTIONS, "node.NAME"]))
+            known = [*_SECTIONS, "node.NAME", "accounts.NAME"]
+            raise ConfigError(f"{file}: there is no section [{name}].", _nearest(name, known))
         record, keys = _SECTIONS[name]
         sections[name] = record(**_fields(file, name, table, keys))
-    nodes = document.get("node", {})
-    if not isinstance(nodes, dict):
-        raise ConfigError(f"{file}: 'node' must be sections such as [node.mill].")
-    records = tuple(
-        NodeConfig(name=name, **_fields(file, f"node.{name}", table, _NODE_KEYS)) for name, table in nodes.items()
-    )
-    return Config(file=file, nodes=records, **sections)
+    nodes = tuple(NodeConfig(**each) for each in _named(file, document, "node", "mill", _NODE_KEYS))
+    accounts = tuple(AccountConfig(**each) for each in _named(file, document, "accounts", "vision", _ACCOUNT_KEYS))
+    return Config(file=file, nodes=nodes, accounts=accounts, stated=_stated(document), **sections)
+
+
+def _named(file: str, document: dict[str, Any], kind: str, example: str, keys: dict[str, Key]) -> list[dict[str, Any]]:
+    """The fields of each section [kind.NAME], the name among them."""
+    tables = document.get(kind, {})
+    if not isinstance(tables, dict):
+        raise ConfigError(f"{file}: '{kind}' must be sections such as [{kind}.{example}].")
+    return [{"name": name, **_fields(file, f"{kind}.{name}", table, keys)} for name, table in tables.items()]
+
+
+def _stated(document: dict[str, Any]) -> frozenset[str]:
+    known = ((name, table) for name, table in document.items() if name in _SECTIONS)
+    return frozenset(f"{name}.{_SECTIONS[name][1][key].field}" for name, table in known for key in table)
 
 
 def _toml(file: str) -> dict[str, Any]:

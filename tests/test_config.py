@@ -37,6 +37,10 @@ forget_after = "30d"
 [impact]
 energy = 0.5
 age = 2
+balance = 0
+[accounts.vision]
+users = ["anna", "tom"]
+share = 2
 [node.local]
 gpus = ["A100:4", "V100"]
 cpus = 16
@@ -64,7 +68,10 @@ def test_every_key(tmp_path: Path) -> None:
     assert found.gpus == config.GpusConfig(1024, 5.0, ("Xorg",))
     assert found.planner == config.PlannerConfig(60.0, 2.0, 1800.0)
     assert found.prune.forget_after_s == 30 * 86400
-    assert (found.impact.energy, found.impact.age) == (0.5, 2.0)
+    assert (found.impact.energy, found.impact.age, found.impact.balance, found.impact.deadline) == (0.5, 2.0, 0.0, 1.0)
+    assert found.accounts == (config.AccountConfig("vision", ("anna", "tom"), 2.0),)
+    assert {"impact.energy", "planner.every_s", "submit.time_limit_s"} <= found.stated
+    assert "impact.deadline" not in found.stated
     assert found.nodes == (config.NodeConfig("local", ("A100:4", "V100"), 16, 65536, True),)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gpuq.cli.options import Values
 from gpuq.errors import UsageError
-from gpuq.units import duration_s, limit_s, size_mib
+from gpuq.units import begin_at, duration_s, limit_s, size_mib
 
 _GPUS: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9_.+-]*)[:=])?(\d+)")
 _GRES: Final = re.compile(r"gpu(?::([A-Za-z][A-Za-z0-9_.+-]*))?(?:[:=](\d+))?")
@@ -104,16 +104,31 @@ def _names(text: str, option: str) -> list[str]:
 
 
 def times(values: Values) -> dict[str, Any]:
-    """time_limit_s, grace_s and min_runtime_s as asked for."""
+    """time_limit_s, deadline_at, grace_s and min_runtime_s as asked for."""
     found: dict[str, Any] = {}
     limit, grace, least = values.text("time"), values.text("grace"), values.text("min_runtime")
     if limit is not None:
         found["time_limit_s"] = limit_s(limit)
+    deadline = values.text("deadline")
+    if deadline is not None:
+        found["deadline_at"] = _deadline(deadline)
     if grace is not None:
         found["grace_s"] = duration_s(grace, "grace time")
     if least is not None:
         found["min_runtime_s"] = duration_s(least, "time for --min-runtime")
     return found
+
+
+def _deadline(text: str) -> float | None:
+    """The moment that --deadline names; None for "none", which takes a deadline away."""
+    import time
+
+    if text.strip().lower() == "none":
+        return None
+    try:
+        return begin_at(text, time.time())
+    except UsageError as error:
+        raise UsageError(f"--deadline '{text}' is not a moment.", error.hint) from error
 
 
 def order(values: Values) -> dict[str, Any]:

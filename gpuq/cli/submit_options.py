@@ -28,6 +28,7 @@ RESOURCE_OPTIONS: Final = (
 TIME_OPTIONS: Final = (
     Option(("-t", "--time"), "Time limit: 30 (minutes), 2h30m, HH:MM:SS, D-HH; 0 for none.", "TIME"),
     Option(("-b", "--begin"), "Not before: 17:30, tomorrow, now+2h, 2026-05-01T08:00.", "TIME"),
+    Option(("--deadline",), "Wanted by then, as in --begin: weighs more as that nears; nothing is stopped.", "TIME"),
     Option(("--grace",), "Time between TERM and KILL when the job is told to end.", "TIME"),
     Option(("--signal",), "Signal before the end, such as USR1@60; B: to the first process only.", "[B:]SIG[@S]"),
     Option(("--min-runtime",), "With --preemptible: this long it runs undisturbed.", "TIME"),

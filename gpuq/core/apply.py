@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from gpuq.core.accounts import usage_with
 from gpuq.core.events import (
     AnyAction,
     AnyEvent,
@@ -36,6 +37,7 @@ from gpuq.core.events import (
     ReachChanged,
     ReleaseAttempt,
     SetLimit,
+    SettingChanged,
     SignalAttempt,
     StartAttempt,
     StopAttempt,
@@ -43,13 +45,14 @@ from gpuq.core.events import (
     StrayFound,
     StrayGone,
 )
-from gpuq.core.model import Attempt, AttemptId, Job, JobId, Stamp
+from gpuq.core.model import Attempt, AttemptId, Change, Job, JobId, Setting, Stamp
 from gpuq.core.state import ClusterState, Stray
 from gpuq.core.states import JobState as S
 from gpuq.core.states import Reason, Step, check_transition
 from gpuq.errors import InternalError, InvariantBroken
 
 KEPT_KEYS = 10_000  # of the newest submits, so that a late repetition makes nothing new though its job is forgotten
+KEPT_CHANGES = 200  # of the newest changes of settings
 
 
 def apply(state: ClusterState, event: AnyEvent, stamp: Stamp) -> list[AnyAction]:
@@ -180,6 +183,7 @@ def _ended(state: ClusterState, event: AttemptEnded, stamp: Stamp) -> list[AnyAc
     )
     state.put(ended)
     state.requeue_children(ended)
+    state.usage = usage_with(state.usage, job, attempt, stamp.steady_s)
     if event.reason is Reason.NODE_DECLARED_DEAD:
         # A person's word, not evidence: should the node come back, its GPUs wait until nothing of it lives there.
         state.given_up[attempt.id] = attempt.node
@@ -310,6 +314,16 @@ def _stray_gone(state: ClusterState, event: StrayGone, stamp: Stamp) -> list[Any
     return [ReleaseAttempt(node=node, attempt=event.attempt)] if node else []
 
 
+def _setting_changed(state: ClusterState, event: SettingChanged, stamp: Stamp) -> list[AnyAction]:
+    if event.value is None:
+        state.settings.pop(event.key, None)
+    else:
+        state.settings[event.key] = Setting(value=event.value, by=event.by, at=stamp.wall_s)
+    change = Change(key=event.key, value=event.value, by=event.by, at=stamp.wall_s)
+    state.setting_changes = (*state.setting_changes, change)[-KEPT_CHANGES:]
+    return []
+
+
 _APPLY: dict[type, Callable[[ClusterState, Any, Stamp], list[AnyAction]]] = {
     JobsSubmitted: _submitted, IdsSkipped: _ids_skipped, JobPlaced: _placed, AttemptStarted: _started,
     StopOrdered: _stop_ordered,
@@ -317,4 +331,5 @@ _APPLY: dict[type, Callable[[ClusterState, Any, Stamp], list[AnyAction]]] = {
     JobRequeued: _requeued, JobUpdated: _updated, JobSignalled: _signalled, JobsForgotten: _forgotten,
     NodeChanged: _node_changed, ReachChanged: _reach_changed, GpusChanged: _gpus_changed,
     NodeDrained: _drained, NodeResumed: _resumed, StrayFound: _stray_found, StrayGone: _stray_gone,
+    SettingChanged: _setting_changed,
 }  # fmt: skip

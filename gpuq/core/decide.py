@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, NamedTuple
 
-from gpuq.core import decide_attempts, decide_jobs, decide_nodes
+from gpuq.core import decide_attempts, decide_jobs, decide_nodes, decide_settings
 from gpuq.core.apply import apply
 from gpuq.core.dependencies import Verdict, singleton_key, verdict
 from gpuq.core.events import (
@@ -35,6 +35,7 @@ from gpuq.core.requests import (
     AnyRequest,
     AttemptReport,
     Cancel,
+    Configure,
     DeclareDead,
     DrainNode,
     GpusSeen,
@@ -200,6 +201,7 @@ _RULES: dict[type, Callable[[ClusterState, Any, Stamp], Any]] = {
     DrainNode: decide_nodes.drain,
     ResumeNode: decide_nodes.resume,
     DeclareDead: decide_nodes.declare_dead,
+    Configure: decide_settings.configure,
     SkipIds: _skip_ids,
     Tick: _tick,
 }

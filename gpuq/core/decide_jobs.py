@@ -66,6 +66,8 @@ def submit(state: ClusterState, request: Submit, now: Stamp) -> Found:
         raise Refused(refusal.message, refusal.hint)
     if spec.begin_at is not None and spec.begin_at <= now.wall_s:
         notes.append("the begin time is already past: the job may start at once")
+    if spec.deadline_at is not None and spec.deadline_at <= now.wall_s:
+        notes.append("the deadline is already past: it does not count")
     id_ = JobId(str(state.next_id))
     held = Hold.USER if request.held else None
     events: list[AnyEvent] = [

@@ -201,10 +201,18 @@ class NodeResumed(Event, frozen=True, kw_only=True):
     node: NodeName
 
 
+class SettingChanged(Event, frozen=True, kw_only=True):
+    """Somebody set a key of the running daemon; value None: it is as gpuq.toml says again."""
+
+    key: str
+    value: float | None = None
+    by: str = ""
+
+
 AnyEvent = Union[
     JobsSubmitted, IdsSkipped, JobPlaced, AttemptStarted, StopOrdered, AttemptEnding, AttemptEnded, JobDropped, JobHeld,
     JobReleased, JobRequeued, JobUpdated, JobSignalled, JobsForgotten, NodeChanged, ReachChanged, GpusChanged,
-    NodeDrained, NodeResumed, StrayFound, StrayGone,
+    NodeDrained, NodeResumed, StrayFound, StrayGone, SettingChanged,
 ]  # fmt: skip
 
 # --- actions --------------------------------------------------------------------------------------------

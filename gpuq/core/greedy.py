@@ -14,6 +14,7 @@ after one promise to that job. A pass costs what it starts, plus one look at eac
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
@@ -22,9 +23,17 @@ from gpuq.core import impact, topology
 from gpuq.core.impact import Weights
 from gpuq.core.model import JobId, Stamp
 from gpuq.core.plan import Plan, Start
-from gpuq.core.problem import Problem, Queue, Site, Waiting, snapshot
+from gpuq.core.problem import Problem, Queue, Site, Waiting
 from gpuq.core.profile import ArrayProfile, GpuProfile, MachineProfile, Pool
 from gpuq.core.state import ClusterState
+from gpuq.core.survey import snapshot
+
+
+class Directed(NamedTuple):
+    """A job that is planned before the order of impact has its say, and where it may go."""
+
+    queue: int  # position in Problem.queues
+    sites: frozenset[int]  # positions in Queue.sites
 
 
 class Greedy:
@@ -38,6 +47,11 @@ class Greedy:
 def plan(problem: Problem, estimates: bool = True) -> Plan:
     """Which jobs start now; with estimates also when and where the others of the window will."""
     return _Pass(problem, problem.window if estimates else 0).plan()
+
+
+def plan_directed(problem: Problem, first: Iterable[Directed]) -> Plan:
+    """A plan with estimates that takes the heads of these queues first, in this order, each at its earliest there."""
+    return _Pass(problem, problem.window).plan(first)
 
 
 def fast(problem: Problem) -> Plan | None:
@@ -92,9 +106,18 @@ class _Pass:
         # A GPU job that asks for no CPUs or memory cannot stand in the way of one without GPUs.
         self.cpu_jobs = any(queue.gpus == 0 for queue in problem.queues)
 
-    def plan(self) -> Plan:
+    def plan(self, first: Iterable[Directed] = ()) -> Plan:
         """Take the heads of the queues in order until nothing more can be said."""
-        entries = [self._entry(number, 0) for number in range(len(self.problem.queues))]
+        heads = [0] * len(self.problem.queues)
+        for number, sites in first:
+            queue = self.problem.queues[number]
+            self._settle(queue, heads[number], self._after_s(queue), sites)
+            heads[number] += 1
+        entries = [
+            self._entry(number, position)
+            for number, position in enumerate(heads)
+            if position < len(self.problem.queues[number].heads)
+        ]
         heapify(entries)
         while entries:
             entry = heappop(entries)
@@ -119,12 +142,12 @@ class _Pass:
             return queue.release_s
         return max(queue.release_s, self.arrays[array].free_from_s())
 
-    def _settle(self, queue: Queue, position: int, after_s: float) -> bool:
+    def _settle(self, queue: Queue, position: int, after_s: float, sites: frozenset[int] | None = None) -> bool:
         """Give the job its place; False when nothing can be said of the jobs behind it in its queue."""
         full = len(self.estimates) >= self.window
         if full and (after_s > 0.0 or self._is_hopeless(queue)):
             return False
-        choice, passed_over = self._best(queue, after_s)
+        choice, passed_over = self._best(queue, after_s) if sites is None else self._best_of(queue, after_s, sites)
         if choice is None:
             return False
         start = self._take(queue, position, choice, passed_over)
@@ -146,6 +169,29 @@ class _Pass:
 
     def _best(self, queue: Queue, after_s: float) -> tuple[_Choice | None, _Choice | None]:
         """The site to take, and the one free now that is passed over for it."""
+        best, now = self._search(queue, after_s)
+        if best is None or now is None or best is now:
+            return best, None
+        return (best, now) if self._may_wait(queue, best, now) else (now, None)
+
+    def _best_of(
+        self, queue: Queue, after_s: float, sites: frozenset[int]
+    ) -> tuple[_Choice | None, _Choice | None]:
+        """The same where a solver chose the sites. It has weighed what waiting saves, but not what is a guess."""
+        best, now = self._search(queue, after_s, sites)
+        if best is None:
+            return self._best(queue, after_s)
+        if best.start_s == 0.0:
+            return now, None
+        _, now = self._search(queue, after_s)
+        if now is None:
+            return best, None
+        return (best, now) if self._is_no_guess(queue, best) else (now, None)
+
+    def _search(
+        self, queue: Queue, after_s: float, sites: frozenset[int] | None = None
+    ) -> tuple[_Choice | None, _Choice | None]:
+        """Where it would finish first, and where of the sites free now."""
         now: _Choice | None = None
         best: _Choice | None = None
         asks_machine = bool(queue.shape.resources.cpus or queue.shape.resources.memory_mib)
@@ -153,6 +199,8 @@ class _Pass:
         pools = self.gpus.pools(queue.sites) if count else [None] * len(queue.sites)
         speed, run_s = 0.0, prediction.on(0.0)
         for position, (site, pool) in enumerate(zip(queue.sites, pools, strict=True)):
+            if sites is not None and position not in sites:
+                continue
             if site.speed != speed:
                 speed = site.speed
                 run_s = prediction.on(speed)
@@ -161,7 +209,7 @@ class _Pass:
                 rival = now if first_s == 0.0 else best
                 if rival is not None and first_s + run_s > rival.end_s:
                     continue
-            if pool is None or asks_machine:
+            if pool is None or asks_machine or site.spans:
                 start_s = self._earliest_s(queue, site, run_s, after_s)
             else:
                 start_s = self.gpus.earliest_s(pool, count, run_s, after_s)
@@ -173,9 +221,7 @@ class _Pass:
                 now = choice
             if best is None or choice < best:
                 best = choice
-        if best is None or now is None or best is now:
-            return best, None
-        return (best, now) if self._may_wait(queue, best, now) else (now, None)
+        return best, now
 
     def _choice(
         self, site: Site, pool: Pool | None, position: int, start_s: float, run_s: float, count: int
@@ -194,7 +240,9 @@ class _Pass:
         asked, machine = queue.shape.resources, self.machines[site.machine]
         while after_s < inf:
             start_s = after_s
-            if queue.gpus:
+            if site.spans:
+                start_s, _ = self.gpus.whole_machines(site.spans, queue.gpus, after_s)
+            elif queue.gpus:
                 pool = self.gpus.pool(site.slots)
                 start_s = self.gpus.earliest_s(pool, queue.gpus, run_s, after_s)
             until_s = machine.blocked_until_s(start_s, run_s, asked.cpus, asked.memory_mib or 0)
@@ -205,17 +253,20 @@ class _Pass:
 
     def _may_wait(self, queue: Queue, best: _Choice, now: _Choice) -> bool:
         """Whether to leave a GPU idle for a faster one: not on a guess, and not for next to nothing."""
-        if not queue.prediction.informed:
-            return False
         if best.end_s > now.end_s - self.problem.weights.worth_waiting * (now.end_s - now.start_s):
             return False
-        return self.gpus.is_informed(self._pick(queue, best), best.start_s)
+        return self._is_no_guess(queue, best)
+
+    def _is_no_guess(self, queue: Queue, choice: _Choice) -> bool:
+        return queue.prediction.informed and self.gpus.is_informed(self._pick(queue, choice), choice.start_s)
 
     def _pick(self, queue: Queue, choice: _Choice) -> list[int]:
         """The GPUs to take. Now: the best connected; later: those that idle least until then."""
         count = queue.gpus
         if not count:
             return []
+        if choice.site.spans:
+            return self.gpus.whole_machines(choice.site.spans, count, choice.start_s)[1]
         pool = self.gpus.pool(choice.site.slots)
         holes, tails = self.gpus.open_at(pool, choice.start_s, choice.end_s - choice.start_s)
         if choice.start_s > 0.0 or holes or len(tails) == count:
@@ -241,7 +292,7 @@ class _Pass:
         run_s = queue.prediction.on(choice.site.speed)
         return Start(
             job=head.job,
-            node=self.problem.machines[choice.site.machine].node,
+            node=self.problem.machines[self._machine(choice, slots)].node,
             gpus=tuple(self.problem.slots[slot].gpu.uuid for slot in slots),
             type=choice.site.type,
             start_s=base_s + choice.start_s,
@@ -251,6 +302,9 @@ class _Pass:
             passed_over=passed_over.site.type if passed_over else None,
             passed_over_end_s=base_s + passed_over.end_s if passed_over else None,
         )
+
+    def _machine(self, choice: _Choice, slots: list[int]) -> int:
+        return self.problem.slots[slots[0]].machine if choice.site.spans else choice.site.machine
 
     def _answer(self) -> Plan:
         waiting = self.problem.waiting - len(self.starts)

@@ -1,6 +1,7 @@
 """What a job is worth, what its placement is worth, and the Impact Factor. Imports model and state.
 
-    weight       w = (priority within the owner's own jobs) x (1 + age x waited / max(shortest run, 600 s))  [1]
+    weight       w = standing x (1 + age x waited / max(shortest run, 600 s))     [1]
+    standing     (priority within the owner's own jobs) x account balance x deadline rise, see core.accounts  [1]
     impact       rho = 3600 (w - costs) / (GPUs x run time)                   [weighted completions per GPU-hour]
     costs        energy x kWh + restart x restarts + fragmentation x GPUs made unusable + interference x slowed [1]
     GPU price    impact of the least job that holds a type while another wants it; 0 when none does
@@ -21,6 +22,14 @@ from gpuq.core.state import ClusterState, Shape
 _WIDEST: Final = 300  # priority points that count in either direction: keeps the ratio far from overflow
 
 
+class Account(Record, frozen=True, kw_only=True):
+    """Users that share one balance, and their part of the GPUs relative to other accounts; a table of gpuq.toml."""
+
+    name: str
+    users: tuple[str, ...]
+    share: float = 1.0
+
+
 class Weights(Record, frozen=True, kw_only=True):
     """The parameters of the formula; the `impact` table of gpuq.toml. Costs are 0 until they are measured."""
 
@@ -32,10 +41,13 @@ class Weights(Record, frozen=True, kw_only=True):
     outlived_factor: float = 1.5  # growth of a prediction that a job outlived
     worth_waiting: float = 0.05  # share of the run time a faster GPU must save, all in all, to be waited for
     age: float = 1.0  # how fast waiting adds weight; 0: not at all
+    balance: float = 0.0  # how strongly an account's past use counts; 0: not at all
+    deadline: float = 1.0  # how strongly a near deadline counts; 0: not at all
     energy: float = 0.0  # per kWh
     restart: float = 0.0  # per restart
     fragmentation: float = 0.0  # per GPU made unusable for the waiting mix
     interference: float = 0.0  # per weighted completion that partners lose
+    accounts: tuple[Account, ...] = ()  # users in none have an account of their own
 
 
 class Costs(NamedTuple):
@@ -48,6 +60,8 @@ class Costs(NamedTuple):
 
 
 FREE: Final = Costs()
+COSTS: Final = ("energy", "restart", "fragmentation", "interference")  # parameters of Weights
+MEASURED_COSTS: Final[frozenset[str]] = frozenset()  # those whose amounts the planner knows of a placement
 
 
 def priority_ratio(priority: int, nice: int, weights: Weights) -> float:
@@ -64,6 +78,27 @@ def mean_ratios(waiting: Mapping[Shape, Mapping[JobId, None]], weights: Weights)
         ratio = priority_ratio(shape.priority, shape.nice, weights)
         sums[shape.user] = (total + ratio * len(queue), count + len(queue))
     return {user: total / count for user, (total, count) in sums.items() if count}
+
+
+def deadline_rise(slack_s: float | None, best_run_s: float, weights: Weights) -> float:
+    """What a deadline multiplies the weight with: 1 far off, 1 + 7 x parameter when the job must start now.
+
+    slack_s: from now to the deadline, less the shortest run; None: no deadline. Below 0 it cannot be made: 1.
+    """
+    if slack_s is None or slack_s < 0:
+        return 1.0
+    return 1.0 + weights.deadline * 7.0 / (1.0 + slack_s / max(best_run_s, weights.age_floor_s))
+
+
+def deadline_slack_s(shape: Shape, wall_s: float, best_run_s: float) -> float | None:
+    """Time to spare until the deadline if the job started now on its fastest GPUs; None without a deadline."""
+    return None if shape.deadline_at is None else shape.deadline_at - wall_s - best_run_s
+
+
+def share_of(shape: Shape, wall_s: float, best_run_s: float, weights: Weights) -> float:
+    """Priority ratio x deadline rise: what is divided by the owner's mean (and by the inverse of the balance)."""
+    rise = deadline_rise(deadline_slack_s(shape, wall_s, best_run_s), best_run_s, weights)
+    return priority_ratio(shape.priority, shape.nice, weights) * rise
 
 
 def weight(standing: float, waited_s: float, age_s: float) -> float:

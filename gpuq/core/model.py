@@ -107,6 +107,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     priority: int = 0  # larger first
     nice: int = 0  # smaller first, as Slurm's
     begin_at: float | None = None  # wall clock
+    deadline_at: float | None = None  # wall clock; a near one raises the weight, a missed one changes nothing
     dependencies: Dependencies = Dependencies()
     retries: int = 0  # further attempts after the job's own failure
     requeue: bool = False  # a further attempt after a lost node or an eviction
@@ -311,3 +312,20 @@ class Node(Record, frozen=True, kw_only=True):
     driver_error: str | None = None
     agent_version: str = ""
     warnings: tuple[str, ...] = ()
+
+
+class Setting(Record, frozen=True, kw_only=True):
+    """The value somebody gave a key. at: wall clock."""
+
+    value: float
+    by: str
+    at: float
+
+
+class Change(Record, frozen=True, kw_only=True):
+    """Who changed a key, and to what; value None: back to what gpuq.toml says. at: wall clock."""
+
+    key: str
+    value: float | None
+    by: str
+    at: float

@@ -20,7 +20,6 @@ from msgspec import field
 from gpuq.core.model import GpuUuid, JobId, NodeName, Placement, Record, Stamp
 from gpuq.core.problem import Problem as Problem
 from gpuq.core.problem import Queue
-from gpuq.core.problem import snapshot as snapshot
 from gpuq.errors import InternalError
 
 
@@ -39,6 +38,17 @@ class Start(Record, frozen=True, kw_only=True):
     passed_over_end_s: float | None = None  # and when it would have ended there
 
 
+class SolveRecord(Record, frozen=True, kw_only=True):
+    """What a solver made of the greedy plan. Objectives are those of `objective`, in weighted seconds."""
+
+    greedy_objective: float
+    objective: float  # of the plan that was kept, never larger
+    status: str  # for people: "better", "no better", or what went wrong
+    time_s: float
+    windows: int = 0  # groups of jobs that were looked at
+    gap: float | None = None  # of the last window: how far its solution may be from the best, as a share; None: unknown
+
+
 class Plan(Record, frozen=True, kw_only=True):
     """The answer of a planner."""
 
@@ -48,6 +58,7 @@ class Plan(Record, frozen=True, kw_only=True):
     estimates: dict[JobId, Start] = field(default_factory=dict)  # of the planned window, starts included
     prices: dict[str, float] = field(default_factory=dict)  # by GPU type; empty when not asked for
     waiting: int = 0  # eligible jobs that do not start now
+    solve: SolveRecord | None = None  # when a solver was asked
 
     def placements(self) -> tuple[Placement, ...]:
         """What to start now."""
@@ -127,7 +138,10 @@ def _check_jobs(problem: Problem, plan: Plan) -> None:
 def _check_site(problem: Problem, plan: Plan, queue: Queue, start: Start) -> None:
     for site in queue.sites:
         uuids = {problem.slots[slot].gpu.uuid for slot in site.slots}
-        if problem.machines[site.machine].node == start.node and uuids.issuperset(start.gpus):
+        nodes = {problem.machines[problem.slots[slot].machine].node for slot in site.slots} or {
+            problem.machines[site.machine].node
+        }
+        if start.node in nodes and uuids.issuperset(start.gpus):
             run_ms = _ms(plan, start.end_s) - _ms(plan, start.start_s)
             if abs(run_ms - _offset_ms(plan, queue.prediction.on(site.speed))) > 1:
                 raise _fail(f"job {start.job} would not run as long as predicted")

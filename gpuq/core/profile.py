@@ -114,6 +114,16 @@ class GpuProfile:
         tails.sort(key=self._tails.__getitem__, reverse=True)  # among equal ones the order of the slots stays
         return [hole.slot for hole in holes], tails
 
+    def whole_machines(self, spans: tuple[tuple[int, ...], ...], count: int, after_s: float) -> tuple[float, list[int]]:
+        """When machines with `count` GPUs together are free for good, and those GPUs; holes are left to others."""
+        free = sorted((max(self._tails[slot] for slot in slots), -len(slots), slots) for slots in spans)
+        taken: list[int] = []
+        for tail_s, _, slots in free:
+            taken += slots
+            if len(taken) >= count:
+                return max(tail_s, after_s), taken[:count]
+        return inf, []
+
     def is_informed(self, slots: list[int], start_s: float) -> bool:
         """Whether the gaps these GPUs offer at start_s open by prediction and not by a guess; now is no guess."""
         return start_s == 0.0 or all(self._gap_informed(slot, start_s) for slot in slots)

@@ -162,6 +162,14 @@ class Place(Request, frozen=True, kw_only=True):
     attempt: AttemptId  # a fresh random id
 
 
+class Configure(Request, frozen=True, kw_only=True):
+    """Change a setting of the running daemon (core.settings has the keys); None: as gpuq.toml says again."""
+
+    key: str
+    value: float | None  # seconds for durations
+    by: User
+
+
 class SkipIds(Request, frozen=True, kw_only=True):
     """Entries of the journal were lost: give out no id that they may have given out already."""
 
@@ -174,5 +182,5 @@ class Tick(Request, frozen=True, kw_only=True):
 
 AnyRequest = Union[
     Submit, Cancel, HoldJobs, ReleaseJobs, Requeue, Update, Signal, Prune, DrainNode, ResumeNode, DeclareDead,
-    NodeReady, NodeReached, GpusSeen, AttemptReport, Place, SkipIds, Tick,
+    NodeReady, NodeReached, GpusSeen, AttemptReport, Place, Configure, SkipIds, Tick,
 ]  # fmt: skip

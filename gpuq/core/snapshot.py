@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from gpuq.core.model import AttemptId, GpuUuid, Job, JobId, JobSpec, Node, NodeName, Record
+from gpuq.core.model import AttemptId, Change, GpuUuid, Job, JobId, JobSpec, Node, NodeName, Record, Setting
 from gpuq.core.state import ClusterState, Stray
 
 _NO_SPEC = JobSpec(name="", argv=(), cwd="", environment="")  # type: ignore[arg-type]
@@ -32,6 +32,9 @@ class _Snapshot(Record, frozen=True, kw_only=True):
     ended: tuple[JobId, ...]
     next_id: int
     next_order: int
+    settings: dict[str, Setting] = msgspec.field(default_factory=dict)
+    setting_changes: tuple[Change, ...] = ()
+    usage: dict[str, tuple[tuple[int, float], ...]] = msgspec.field(default_factory=dict)
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -61,6 +64,9 @@ def to_bytes(state: ClusterState) -> bytes:
         ended=tuple(state.ended),
         next_id=state.next_id,
         next_order=state.next_order,
+        settings=state.settings,
+        setting_changes=state.setting_changes,
+        usage=state.usage,
     )
     return _encoder.encode(document)
 
@@ -74,6 +80,9 @@ def from_bytes(data: bytes) -> ClusterState:
     state.keys = document.keys
     state.history = {(user, name): runs for user, name, runs in document.history}
     state.next_id, state.next_order = document.next_id, document.next_order
+    state.settings = document.settings
+    state.setting_changes = document.setting_changes
+    state.usage = document.usage
     state.tasks = document.tasks
     jobs = [replace(job, spec=document.specs[place]) for place, job in document.jobs]
     # Dependencies are looked up while indexing, so every record must be there before the first is indexed.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpuq.core.dependencies import Verdict, parents, singleton_key, verdict
-from gpuq.core.model import AttemptId, GpuUuid, Job, JobId, Node, NodeName, Resources
+from gpuq.core.model import AttemptId, Change, GpuUuid, Job, JobId, Node, NodeName, Resources, Setting
 from gpuq.core.states import JobState as S
 from gpuq.errors import InvariantBroken
 
@@ -33,6 +33,7 @@ class Shape(NamedTuple):
     preemptible: bool
     not_before_at: float | None
     array: JobId | None  # only for arrays with a limit on tasks at once
+    deadline_at: float | None = None
 
 
 class Stray(NamedTuple):
@@ -54,6 +55,9 @@ class ClusterState:
         self.given_up: dict[AttemptId, NodeName] = {}  # declared dead; to be ended should they turn up again
         self.keys: dict[str, JobId] = {}
         self.history: dict[tuple[str, str], tuple[float, ...]] = {}  # (user, name): run times [A100 s]
+        self.usage: dict[str, tuple[tuple[int, float], ...]] = {}  # by user: GPU-seconds by quarter day (core.accounts)
+        self.settings: dict[str, Setting] = {}  # by key: what people set over gpuq.toml
+        self.setting_changes: tuple[Change, ...] = ()  # the newest, oldest first
         self.next_id = 1
         self.next_order = 1
         # indexes
@@ -85,7 +89,7 @@ class ClusterState:
         limited = job.array if spec.array_limit else None
         return Shape(
             user, name, spec.resources, spec.time_limit_s, spec.priority, spec.nice,
-            spec.preemptible, job.not_before_at, limited,
+            spec.preemptible, job.not_before_at, limited, spec.deadline_at,
         )  # fmt: skip
 
     def waiting_count(self) -> int:

@@ -24,7 +24,7 @@ import msgspec
 from aiohttp import web
 
 from gpuq.core.model import User
-from gpuq.daemon import queries, verbs
+from gpuq.daemon import parameters, queries, verbs
 from gpuq.daemon.desk import Call, Desk
 from gpuq.errors import Forbidden, GpuqError, InternalError, NotFound, UsageError
 
@@ -65,6 +65,10 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/v1/gpus", queries.gpus),
     ("GET", "/v1/history", queries.history),
     ("GET", "/v1/events", queries.events),
+    ("GET", "/v1/config", parameters.settings),
+    ("POST", "/v1/config", parameters.configure),
+    ("POST", "/v1/config/dry-run", parameters.rehearse),
+    ("GET", "/v1/config/history", parameters.history),
     ("POST", "/v1/shutdown", verbs.shutdown),
 )
 

@@ -44,6 +44,8 @@ class Desk:
     log_path: Path
     started_at: float
     warnings: tuple[str, ...] = ()
+    config_file: str | None = None
+    stated: frozenset[str] = frozenset()  # what it says: "section.field"
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

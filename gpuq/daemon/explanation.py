@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from gpuq.core import explain
+from gpuq.core.accounts import standings
 from gpuq.core.estimate import predict, remaining
-from gpuq.core.impact import Weights
+from gpuq.core.impact import COSTS, MEASURED_COSTS, Weights, deadline_rise, deadline_slack_s, weight
 from gpuq.core.model import Job, Stamp
 from gpuq.core.plan import Plan, Start
 from gpuq.core.problem import Problem, Queue
@@ -45,7 +46,10 @@ def why(state: ClusterState, job: Job, problem: Problem, plan: Plan, now: Stamp)
         "prices": plan.prices,
         "planned_at": plan.stamp.wall_s,
         "planner": plan.planner,
-        "impact": None,
+        "solve": _solve(plan),
+        "impact": next((each.impact for each in problem.running if each.job == job.id), None),
+        "weight": None,
+        "costs": [],
         "planned": None,
         "options": [],
         "nodes": [],
@@ -69,6 +73,8 @@ def _of_waiting(state: ClusterState, job: Job, problem: Problem, plan: Plan, now
         "reason": reason.value,
         "message": message,
         "impact": start.impact if start else (max((each["impact"] for each in options), default=None)),
+        "weight": _weight(state, queue, position, problem) if queue else None,
+        "costs": _costs(problem.weights),
         "planned": _planned(state, start, now) if start else None,
         "options": options,
         "nodes": [msgspec.to_builtins(each) for each in _plain(explain.why_nodes(state, job, now))],
@@ -120,11 +126,49 @@ def _options(state: ClusterState, queue: Queue | None, position: int, problem: P
             "node": problem.machines[site.machine].node,
             "start_at": plan.stamp.wall_s + wait_s,
             "end_at": plan.stamp.wall_s + wait_s + run_s,
+            "run_s": run_s,
+            "price": plan.prices.get(site.type),
             "impact": queue.impact(position, run_s, problem.weights),
         }
         if site.type not in found or option["end_at"] < found[site.type]["end_at"]:
             found[site.type] = option
     return list(found.values())
+
+
+def _weight(state: ClusterState, queue: Queue, position: int, problem: Problem) -> Json:
+    """The weight of a waiting job and the factors it is the product of."""
+    weights, stamp = problem.weights, problem.stamp
+    waited_s = queue.heads[position].waited_s
+    account = standings(state, stamp, weights).get(queue.shape.user)
+    balance = account.balance if account else 1.0
+    slack_s = deadline_slack_s(queue.shape, stamp.wall_s, queue.best_run_s)
+    rise = deadline_rise(slack_s, queue.best_run_s, weights)
+    return {
+        "value": queue.weight(position),
+        "priority": queue.standing / (balance * rise),
+        "balance": balance,
+        "account": account._asdict() if account else None,
+        "deadline": rise,
+        "deadline_at": queue.shape.deadline_at,
+        "slack_s": slack_s,
+        "age": weight(1.0, waited_s, queue.age_s),
+        "waited_s": waited_s,
+        "age_base_s": max(queue.best_run_s, weights.age_floor_s),
+        "age_parameter": weights.age,
+    }
+
+
+def _costs(weights: Weights) -> list[Json]:
+    """Each cost with its parameter (0: off), and whether the planner knows its amount; if not, nothing is taken off."""
+    return [
+        {"name": name, "parameter": getattr(weights, name), "measured": name in MEASURED_COSTS} for name in COSTS
+    ]
+
+
+def _solve(plan: Plan) -> Json | None:
+    """What a solver made of the greedy plan; None when none was asked."""
+    found: Json | None = None if plan.solve is None else msgspec.structs.asdict(plan.solve)
+    return found
 
 
 def _planned(state: ClusterState, start: Start, now: Stamp) -> Json:

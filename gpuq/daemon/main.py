@@ -147,13 +147,15 @@ def _desk(config: Config, paths: Paths, home: Path, journal: Journal, loop: Loop
         loop=loop,
         journal=journal,
         fleet=Fleet([connection]),
-        planner=DaemonPlanner(loop, config.planner, config.impact),
+        planner=DaemonPlanner(loop, config.planner, config.impact, config.accounts),
         places=places,
         home=home,
         socket=Path(paths.socket),
         log_path=home / "daemon.log",
         started_at=time.time(),
         warnings=tuple(journal.warnings),
+        config_file=config.file,
+        stated=config.stated,
     )
 
 

@@ -18,8 +18,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuq.config import ImpactConfig, PlannerConfig
-from gpuq.core import explain, greedy
+from gpuq.config import AccountConfig, ImpactConfig, PlannerConfig
+from gpuq.core import explain, greedy, settings
+from gpuq.core.compare import Comparison, compare
 from gpuq.core.decide import step
 from gpuq.core.estimate import remaining
 from gpuq.core.events import (
@@ -35,16 +36,18 @@ from gpuq.core.events import (
     NodeChanged,
     NodeResumed,
     ReachChanged,
+    SettingChanged,
     StrayGone,
 )
 from gpuq.core.fit import best_speed
-from gpuq.core.impact import Outcome, Weights, impact_factor, outcome
-from gpuq.core.model import AttemptId, Job, Resources
+from gpuq.core.impact import Account, Outcome, Weights, impact_factor, outcome
+from gpuq.core.model import AttemptId, Job, Resources, Setting
 from gpuq.core.plan import Plan, Start
-from gpuq.core.problem import snapshot
+from gpuq.core.problem import Problem
 from gpuq.core.requests import Place, Submit
 from gpuq.core.snapshot import from_bytes, to_bytes
 from gpuq.core.states import JobState
+from gpuq.core.survey import snapshot
 from gpuq.daemon import explanation
 from gpuq.daemon.loop import Loop
 from gpuq.errors import GpuqError
@@ -55,27 +58,43 @@ Json = dict[str, Any]
 
 _MAY_LET_START = (
     AttemptEnded, AttemptStarted, GpusChanged, JobDropped, JobReleased, JobRequeued, JobsSubmitted, JobUpdated,
-    NodeChanged, NodeResumed, ReachChanged, StrayGone,
+    NodeChanged, NodeResumed, ReachChanged, SettingChanged, StrayGone,
 )  # fmt: skip
 
 
 class DaemonPlanner:
     """Starts what a plan lets start, and answers when, where and why."""
 
-    def __init__(self, loop: Loop, config: PlannerConfig, impact: ImpactConfig) -> None:
+    def __init__(
+        self, loop: Loop, config: PlannerConfig, impact: ImpactConfig, accounts: tuple[AccountConfig, ...] = ()
+    ) -> None:
         self._loop = loop
-        self._config = config
+        self.config = config
+        self.impact = impact
         self._wake = asyncio.Event()
+        self._problem: Problem | None = None  # that the full plan answers
         self._plan: Plan | None = None
         self._is_stale = True
-        self.weights = Weights(
+        self._base = Weights(
             default_run_s=config.default_runtime_s,
             age=impact.age,
+            balance=impact.balance,
+            deadline=impact.deadline,
             energy=impact.energy,
             restart=impact.restart,
             fragmentation=impact.fragmentation,
             interference=impact.interference,
+            accounts=tuple(Account(name=each.name, users=each.users, share=each.share) for each in accounts),
         )
+
+    @property
+    def weights(self) -> Weights:
+        """The parameters in force: those of gpuq.toml, with what was set since."""
+        return settings.weights_with(self._base, self._loop.state.settings)
+
+    def _setting_s(self, key: str, configured_s: float) -> float:
+        known = self._loop.state.settings.get(key)
+        return configured_s if known is None else known.value
 
     # --- starting jobs -----------------------------------------------------------------------------------
 
@@ -89,7 +108,7 @@ class DaemonPlanner:
         """Begin times and back-offs may be over, and a full plan grows old."""
         if self._loop.state.waiting:
             self._wake.set()
-        if self._plan is not None and self._age_s(self._plan) > self._config.every_s:
+        if self._plan is not None and self._age_s(self._plan) > self._setting_s("planner.every", self.config.every_s):
             self._is_stale = True
 
     async def run(self) -> None:
@@ -129,11 +148,16 @@ class DaemonPlanner:
     def estimates(self) -> Plan:
         """The full plan as of now, or a recent one when the state changes faster than `planner.min_gap`."""
         plan = self._plan
-        if plan is None or (self._is_stale and self._age_s(plan) >= self._config.min_gap_s):
-            now = self._loop.clock.now()
-            plan = self._plan = greedy.plan(snapshot(self._loop.state, now, self.weights))
-            self._is_stale = False
+        gap_s = self._setting_s("planner.min_gap", self.config.min_gap_s)
+        if plan is None or (self._is_stale and self._age_s(plan) >= gap_s):
+            plan = self._make_full_plan()[1]
         return plan
+
+    def _make_full_plan(self) -> tuple[Problem, Plan]:
+        problem = self._problem = snapshot(self._loop.state, self._loop.clock.now(), self.weights)
+        plan = self._plan = greedy.plan(problem)
+        self._is_stale = False
+        return problem, plan
 
     def expected_end_at(self, job: Job) -> float | None:
         """When a running job is predicted to end, on the wall clock; null on a guess."""
@@ -162,10 +186,21 @@ class DaemonPlanner:
     # --- answers -----------------------------------------------------------------------------------------
 
     def explain(self, job: Job) -> Json:
-        """The `why` object of docs/api.md."""
-        now = self._loop.clock.now()
-        problem = snapshot(self._loop.state, now, self.weights)
-        return explanation.why(self._loop.state, job, problem, greedy.plan(problem), now)
+        """The `why` object of docs/api.md, from the plan in force; made anew when anything changed since."""
+        problem, plan = self._problem, self._plan
+        if problem is None or plan is None or self._is_stale:
+            problem, plan = self._make_full_plan()
+        return explanation.why(self._loop.state, job, problem, plan, self._loop.clock.now())
+
+    def compare_with(self, key: str, value: float | None) -> Comparison:
+        """What the plan of this moment becomes when a key gets another value (None: what gpuq.toml says)."""
+        state, now = self._loop.state, self._loop.clock.now()
+        other = {each: setting for each, setting in state.settings.items() if each != key}
+        if value is not None:
+            other[key] = Setting(value=value, by="", at=now.wall_s)
+        problem = snapshot(state, now, self.weights)
+        changed = snapshot(state, now, settings.weights_with(self._base, other))
+        return compare(problem, greedy.plan(problem), changed, greedy.plan(changed))
 
     def rehearse(self, request: Submit) -> Json:
         """Where and when a job would start: the submit is carried out on a copy of the state."""

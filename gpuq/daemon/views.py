@@ -110,6 +110,7 @@ def job_full(job: Job, steady_s: float, gpus: dict[str, Gpu], places: launch.Pla
         "nodelist": list(spec.resources.nodes),
         "exclude": list(spec.resources.exclude),
         "begin_at": spec.begin_at,
+        "deadline_at": spec.deadline_at,
         "not_before_at": job.not_before_at,
         "placed_at": attempt.placed_at if attempt else None,
         "attempt": attempt.id if attempt else None,
@@ -140,7 +141,7 @@ def _spec_for_resubmission(job: Job) -> Json:
     import msgspec
 
     plain: Json = msgspec.to_builtins(job.spec)
-    for name in ("environment", "script", "dependencies", "begin_at"):
+    for name in ("environment", "script", "dependencies", "begin_at", "deadline_at"):
         plain.pop(name, None)
     return plain
 

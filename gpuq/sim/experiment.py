@@ -102,9 +102,10 @@ def simulate(
     predictions: str = "helios",
     restart_s: float = 60.0,
     keep_runs: bool = False,
+    fixed: bool = False,
     on_progress: Callable[[int], None] | None = None,
 ) -> Outcome:
-    """Run one policy; equal arguments give equal outcomes."""
+    """Run one policy; equal arguments give equal outcomes. fixed: what runs may not be stopped."""
     entry = find_policy(policy)
     trace, cluster = setting.trace, setting.cluster
     told = predict_all(trace.jobs, "perfect" if entry.perfect else predictions, seed)
@@ -113,7 +114,7 @@ def simulate(
         for order, (job, each, speeds) in enumerate(zip(trace.jobs, told, setting.speeds, strict=True))
     ]
     world = World(cluster, jobs, restart_s, keep_runs)
-    world.run(entry.make(), on_progress)
+    world.run(entry.make_fixed() if fixed and entry.make_fixed else entry.make(), on_progress)
     jct_s = sorted(_flow_s(job) for job in world.ended)
     row = Row(
         policy=policy,

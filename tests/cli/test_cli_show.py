@@ -71,6 +71,15 @@ def test_golden_json(full: FakeDaemon, gpuq: Any, view: str, monkeypatch: pytest
     _compare(f"{view}.json", ran.out)
 
 
+def test_why_stays_short(full: FakeDaemon, gpuq: Any) -> None:
+    """However much there is to say, at most 25 lines are; what is left out is counted, with where to find it."""
+    many = {**WHY, "options": WHY["options"] * 9, "blockers": WHY["blockers"] * 9, "nodes": WHY["nodes"] * 9}
+    full.answer("GET", "/v1/jobs/46/why", {"why": many})
+    lines = gpuq("why", "46").out.splitlines()
+    assert len(lines) <= 25
+    assert sum("more; all of them: gpuq why 46 --json" in line for line in lines) == 3
+
+
 def test_a14_brackets_and_escapes_in_names(full: FakeDaemon, gpuq: Any, terminal: None) -> None:
     """A14: brackets stay, and an escape sequence in a name is shown, never sent."""
     full.answer("GET", "/v1/jobs", {"jobs": [job("1", name="lr[0.1] [/red] \x1b]0;x\x07")], "more": 0})

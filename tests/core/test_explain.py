@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from gpuq.core import explain, greedy
 from gpuq.core.model import Foreign, Hold, JobId, Reach
-from gpuq.core.plan import snapshot
 from gpuq.core.state import ClusterState
 from gpuq.core.states import Reason
+from gpuq.core.survey import snapshot
 from tests.builders import change_gpu, cluster, drain, job, node, place, reach, remember, stamp, submit
 
 

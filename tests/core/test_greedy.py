@@ -13,10 +13,11 @@ from gpuq.core import fit, greedy
 from gpuq.core.events import NodeChanged
 from gpuq.core.fit import Obstacle
 from gpuq.core.model import Job, JobId, NodeName
-from gpuq.core.plan import Plan, check_plan, snapshot
+from gpuq.core.plan import Plan, check_plan
 from gpuq.core.problem import Problem
 from gpuq.core.state import ClusterState
 from gpuq.core.states import JobState
+from gpuq.core.survey import snapshot
 from tests.builders import WALL_S, cluster, gpu, job, node, place, remember, stamp, submit, tell
 
 

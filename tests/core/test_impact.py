@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpuq.core import impact
+from gpuq.core import greedy, impact
 from gpuq.core.estimate import predict, remaining
 from gpuq.core.events import StopOrdered
 from gpuq.core.impact import Costs, Outcome, Weights
 from gpuq.core.model import StopKind, StopOrder
+from gpuq.core.survey import snapshot
 from tests.builders import WALL_S, cluster, finish, job, node, place, remember, stamp, submit, tell
 
 WEIGHTS = Weights()
@@ -160,3 +161,28 @@ def test_the_remaining_time_ends_with_the_time_limit() -> None:
     place(state, id_, "mill")
     assert remaining(state, job(state, id_), stamp(60)).left_s == 40.0
     assert remaining(state, job(state, id_), stamp(101)).left_s == 5.0
+
+
+# --- deadlines ------------------------------------------------------------------------------------------
+
+
+def test_a_deadline_raises_a_weight_as_slack_shrinks_and_not_after() -> None:
+    """1 far off, 8 when the job must start now, 1 again when it cannot be met; parameter 0 turns it off."""
+    rises = [impact.deadline_rise(slack_s, 600.0, WEIGHTS) for slack_s in (1e9, 6000.0, 600.0, 60.0, 0.0)]
+    assert rises == sorted(rises)
+    assert rises[0] == pytest.approx(1.0, abs=1e-5)
+    assert (rises[2], rises[-1]) == (4.5, 8.0)
+    assert impact.deadline_rise(-0.001, 600.0, WEIGHTS) == 1.0
+    assert impact.deadline_rise(None, 600.0, WEIGHTS) == 1.0
+    assert impact.deadline_rise(0.0, 600.0, Weights(deadline=0.0)) == 1.0
+
+
+def test_the_planner_sees_deadlines() -> None:
+    """Of two equal jobs the one with the near deadline goes first; one that is missed stays behind the older."""
+    state = cluster(node("mill", "A100"))
+    place(state, submit(state, time_limit_s=600.0), "mill")
+    plain = submit(state, time_limit_s=600.0)
+    near = submit(state, time_limit_s=600.0, deadline_at=WALL_S + 1300)
+    missed = submit(state, time_limit_s=600.0, deadline_at=WALL_S + 100)
+    plan = greedy.plan(snapshot(state, stamp(0), WEIGHTS))
+    assert sorted(plan.estimates, key=lambda id_: plan.estimates[id_].start_s) == [near, plain, missed]

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from gpuq.core import greedy
 from gpuq.core.model import Foreign, JobId, NodeName, Reach
-from gpuq.core.plan import Plan, Start, UnsoundPlan, check_plan, objective, snapshot
+from gpuq.core.plan import Plan, Start, UnsoundPlan, check_plan, objective
 from gpuq.core.problem import Problem
 from gpuq.core.state import ClusterState
+from gpuq.core.survey import snapshot
 from tests.builders import WALL_S, change_gpu, cluster, drain, node, place, reach, remember, stamp, submit
 
 

@@ -206,6 +206,67 @@ async def test_a_waiting_job_says_why_and_when(tmp_path: Path) -> None:
 
 
 @played
+async def test_why_has_every_term_of_the_impact(tmp_path: Path) -> None:
+    """Weight is the product of its factors; each option's impact follows from it; the running job's is its price."""
+    async with Stage(tmp_path, agent=FakeAgent(gpus=1)) as stage:
+        running = await stage.run_job(name="busy", time_limit_s=90_000.0)
+        waiting = await stage.submit(name="vit", time_limit_s=7200.0, priority=10)
+        await stage.submit(name="other", time_limit_s=7200.0)
+        stage.clock.advance(3600)
+        why = (await stage.get(f"/v1/jobs/{waiting}/why"))["why"]
+        weight = why["weight"]
+        assert (weight["priority"], weight["waited_s"], weight["age_base_s"]) == (pytest.approx(4 / 3), 3600.0, 7200.0)
+        assert weight["age"] == 1.5
+        assert weight["value"] == pytest.approx(weight["priority"] * weight["age"])
+        assert (weight["balance"], weight["deadline"], weight["deadline_at"]) == (1.0, 1.0, None)
+        (option,) = why["options"]
+        assert option["run_s"] == 7200.0
+        assert option["impact"] == why["impact"] == pytest.approx(weight["value"] * 3600 / 7200.0)
+        assert option["price"] == why["prices"]["A100-40G"]
+        assert option["price"] == (await stage.get(f"/v1/jobs/{running}/why"))["why"]["impact"]
+        assert {each["name"]: each["parameter"] for each in why["costs"]} == {
+            "energy": 0.0, "restart": 0.0, "fragmentation": 0.0, "interference": 0.0,
+        }  # fmt: skip
+        assert (why["planner"], why["solve"]) == ("greedy", None)
+
+
+@played
+async def test_why_tells_of_deadline_and_account(tmp_path: Path) -> None:
+    """Slack and rise while the deadline can be met; afterwards the loss of the rise; and whose account pays."""
+    async with Stage(tmp_path, agent=FakeAgent(gpus=1)) as stage:
+        await stage.run_job(time_limit_s=600.0)
+        waiting = await stage.submit(time_limit_s=600.0, deadline_at=stage.clock.wall_s + 1200)
+        weight = (await stage.get(f"/v1/jobs/{waiting}/why"))["why"]["weight"]
+        assert (weight["slack_s"], weight["deadline"]) == (pytest.approx(600.0), pytest.approx(4.5))
+        assert weight["deadline_at"] == stage.clock.wall_s + 1200
+        assert weight["account"]["account"] == stage.job(waiting).owner.name
+        assert (weight["account"]["share"], weight["balance"]) == (1.0, 1.0)
+        stage.clock.advance(601)
+        await stage.submit()
+        weight = (await stage.get(f"/v1/jobs/{waiting}/why"))["why"]["weight"]
+        assert (weight["slack_s"], weight["deadline"]) == (pytest.approx(-1.0), 1.0)
+        late = await stage.post("/v1/jobs", submit_body(deadline_at=stage.clock.wall_s - 5))
+        assert any("the deadline is already past" in note for note in late["notes"])
+
+
+@played
+async def test_why_tells_when_the_plan_was_made(tmp_path: Path) -> None:
+    """An unchanged state keeps its plan and its moment; a change, also of a setting, makes a new one."""
+    async with Stage(tmp_path, agent=FakeAgent(gpus=1)) as stage:
+        await stage.run_job(time_limit_s=600.0)
+        waiting = await stage.submit()
+
+        async def planned_at() -> float:
+            return float((await stage.get(f"/v1/jobs/{waiting}/why"))["why"]["planned_at"])
+
+        first = await planned_at()
+        stage.clock.advance(7)
+        assert await planned_at() == first == stage.clock.wall_s - 7
+        await stage.post("/v1/config", {"key": "impact.age", "value": "2"})
+        assert await planned_at() == stage.clock.wall_s
+
+
+@played
 async def test_why_of_a_running_and_of_an_ended_job(tmp_path: Path) -> None:
     """A running job says where it runs; an ended one how it ended, with nothing planned."""
     async with Stage(tmp_path) as stage:

@@ -87,6 +87,7 @@ def one_of_each() -> list[ev.AnyEvent]:
         ev.StrayFound(attempt=TRY, node=NODE, job=job, gpus=(GPU,)),
         ev.StrayGone(attempt=TRY),
         ev.IdsSkipped(next_id=7),
+        ev.SettingChanged(key="impact.age", value=2.5, by="root"),
         ev.NodeChanged(
             node=Node(
                 name=NODE, hostname="n1.lab", reach=Reach.UP, boot_id="b", spool_id="s", cpus=64, memory_mib=515000,

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from gpuq.sim.experiment import Outcome, Setting
 
 _SHIPPED = {"small": "V100:8", "mixed": "V100:8,P100:8,K80:8"}  # with the GPUs they are simulated on unless told
-_POLICIES = "index,srsf,sjf,las2d,easy,fifo"
-_FIXED_POLICIES = "sjf,saf,easypp,easy,fifo"
+_POLICIES = "impact,srsf,sjf,las2d,easy,fifo"
+_FIXED_POLICIES = "impact,greedy,sjf,saf,easypp,easy,fifo"
 
 
 def simulate(values: Values) -> int:
@@ -26,7 +26,8 @@ def simulate(values: Values) -> int:
     names = typed.names(values.text("policy") or (_FIXED_POLICIES if values.flag("fixed") else _POLICIES))
     setting = _setting(values)
     for name in names:
-        if find_policy(name).stops_jobs and values.flag("fixed"):
+        entry = find_policy(name)
+        if entry.stops_jobs and entry.make_fixed is None and values.flag("fixed"):
             raise UserError(f"{name} stops running jobs, and --fixed forbids it.", "Leave it out of --policy.")
     seeds = typed.number(values, "seeds", 1000, default=1)
     restart_s = typed.restart_s(values)
@@ -37,7 +38,8 @@ def simulate(values: Values) -> int:
             progress = _Progress(f"{name}, seed {seed}", len(setting.trace.jobs))
             outcome = run(
                 setting, name, seed, predictions, restart_s,
-                keep_runs=bool(values.text("plot")) and seed == 0, on_progress=progress.show,
+                keep_runs=bool(values.text("plot")) and seed == 0, fixed=values.flag("fixed"),
+                on_progress=progress.show,
             )  # fmt: skip
             outcomes.append(outcome)
     _Progress.clear()

@@ -12,7 +12,7 @@ from gpuq.units import format_clock, format_rough_duration
 
 Why = dict[str, Any]
 
-_MOST: Final = 8  # lines of one kind
+_MOST: Final = 4  # lines of one kind: with what is left out named, the whole answer stays within 25
 
 
 def why_lines(why: Why, now: float, width: int | None = None, colour: bool = False) -> list[str]:
@@ -20,8 +20,8 @@ def why_lines(why: Why, now: float, width: int | None = None, colour: bool = Fal
     head = why.get("message") or why.get("reason") or "nothing is known of it"
     name = f' "{why["name"]}"' if why.get("name") else ""
     rows = [
-        *_options(why, now), *_planned(why, now), *_figures(why), *_prediction(why), *_ahead(why), *_blockers(why, now),
-        *_cannot(why),
+        *_options(why, now), *_planned(why, now), *_figures(why), *_weight(why), *_deadline(why, now), *_costs(why),
+        *_prediction(why), *_ahead(why), *_blockers(why, now), *_cannot(why), *_plan(why, now),
     ]  # fmt: skip
     if why.get("hint"):
         rows.append(("To start sooner", str(why["hint"])))
@@ -42,9 +42,10 @@ def _options(why: Why, now: float) -> list[tuple[str, str]]:
         if end is not None:
             parts.append(f"would end ~{format_clock(end, now)}")
         if option.get("impact") is not None:
-            parts.append(f"impact {option['impact']:.2f}")
+            price = f", price {option['price']:.2f}" if option.get("price") is not None else ""
+            parts.append(f"impact {option['impact']:.2f}{price}")
         rows.append((name, "   ".join(parts)))
-    return _once(rows)
+    return _once([*rows, *_left_out(why, len(why.get("options") or ()))])
 
 
 def _planned(why: Why, now: float) -> list[tuple[str, str]]:
@@ -76,6 +77,68 @@ def _figures(why: Why) -> list[tuple[str, str]]:
     return [("Impact", "   ".join(parts))] if parts else []
 
 
+def _weight(why: Why) -> list[tuple[str, str]]:
+    """The weight as the product it is; a factor of 1 that nothing can change here is left out."""
+    weight = why.get("weight")
+    if not weight:
+        return []
+    aged = f"waited {format_rough_duration(weight['waited_s'])} / {format_rough_duration(weight['age_base_s'])}"
+    if weight["age_parameter"] != 1:
+        aged += f" x {weight['age_parameter']:g}"
+    factors = [f"priority {weight['priority']:.2f}", *_balance(weight)]
+    if weight.get("deadline_at") is not None:
+        factors.append(f"deadline {weight['deadline']:.2f}")
+    factors.append(f"age {weight['age']:.2f} ({aged})")
+    return [("Weight", f"{weight['value']:.2f} = {' x '.join(factors)}")]
+
+
+def _balance(weight: Why) -> list[str]:
+    account = weight.get("account")
+    if weight["balance"] == 1 or not account:
+        return []
+    return [f"balance {weight['balance']:.2f} ({account['account']} used {100 * account['usage']:.0f}% "
+            f"of the GPUs, its share is {100 * account['share']:.0f}%)"]  # fmt: skip
+
+
+def _deadline(why: Why, now: float) -> list[tuple[str, str]]:
+    weight, planned = why.get("weight") or {}, why.get("planned") or {}
+    at = weight.get("deadline_at")
+    if at is None:
+        return []
+    if weight["slack_s"] < 0:
+        return [("Deadline", f"{format_clock(at, now)}, cannot be met any more by this prediction: no longer counts")]
+    text = f"{format_clock(at, now)}, {format_rough_duration(weight['slack_s'])} to spare if it started now"
+    late_s = (planned.get("end_at") or at) - at
+    return [("Deadline", f"{text}; planned to end {format_rough_duration(late_s)} too late" if late_s > 0 else text)]
+
+
+def _costs(why: Why) -> list[tuple[str, str]]:
+    costs = why.get("costs") or ()
+    shown = [
+        f"{cost['name']} {'off' if not cost['parameter'] else format(cost['parameter'], 'g')}"
+        + ("" if cost["measured"] or not cost["parameter"] else " (not measured: takes nothing off)")
+        for cost in costs
+    ]
+    return [("Costs", ", ".join(shown))] if shown else []
+
+
+def _plan(why: Why, now: float) -> list[tuple[str, str]]:
+    """When this was planned, by what, and what a solver made of it."""
+    if why.get("planned_at") is None:
+        return []
+    parts = [f"{why.get('planner') or '-'}, made {format_rough_duration(max(0.0, now - why['planned_at']))} ago"]
+    solve = why.get("solve")
+    if solve:
+        gap = f", gap {100 * solve['gap']:.1f}%" if solve.get("gap") is not None else ""
+        parts.append(f"solver: {solve['status']} in {solve['time_s']:.2f} s, objective {solve['objective']:,.0f} "
+                     f"(greedy {solve['greedy_objective']:,.0f}){gap}")  # fmt: skip
+    return [("Plan", "   ".join(parts))]
+
+
+def _left_out(why: Why, count: int) -> list[tuple[str, str]]:
+    return [("", f"and {count - _MOST} more; all of them: gpuq why {why['id']} --json")] if count > _MOST else []
+
+
 def _prediction(why: Why) -> list[tuple[str, str]]:
     prediction = why.get("prediction") or {}
     if prediction.get("run_s") is None:
@@ -103,7 +166,7 @@ def _blockers(why: Why, now: float) -> list[tuple[str, str]]:
         count = len(gpus) if isinstance(gpus, list) else gpus
         name = f"{job['id']} {job.get('name') or ''}".strip()
         rows.append(("Waits for", f"{name} on {job.get('node') or '-'}, {_counted(count)}{ends}"))
-    return _once(rows)
+    return _once([*rows, *_left_out(why, len(why.get("blockers") or ()))])
 
 
 def _counted(count: Any) -> str:
@@ -118,9 +181,7 @@ def _cannot(why: Why) -> list[tuple[str, str]]:
         place = f"{node['node']} {node.get('type') or ''}".strip() + gpu
         rows.append(("Cannot use" if node.get("when") == "never" else "Not now", f"{place}   "
                      f"{node.get('message') or node.get('reason') or 'no reason known'}"))  # fmt: skip
-    if len(closed) > _MOST:
-        rows.append(("", f"and {len(closed) - _MOST} more; all of them: gpuq why {why['id']} --json"))
-    return _once(rows)
+    return _once([*rows, *_left_out(why, len(closed))])
 
 
 def _once(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -1,0 +1,230 @@
+"""The snapshot: reads the state and puts it as a Problem. Imports accounts, estimate, fit, match, problem and state.
+
+One thing to know: window 0 asks only what may start now. The snapshot then reads no more of the state than that needs:
+nothing at all when no GPU is free, and of each queue no more jobs than could start.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from math import inf
+
+from gpuq.core import fit, match
+from gpuq.core.accounts import divisors
+from gpuq.core.estimate import Remaining, predict, predict_shape, remaining
+from gpuq.core.gpu_types import is_any
+from gpuq.core.impact import Weights, impact, share_of
+from gpuq.core.model import AttemptId, Job, JobId, Node, NodeName, Resources, Stamp
+from gpuq.core.problem import ArrayRoom, Machine, Problem, Promise, Queue, Running, Site, Slot, Waiting
+from gpuq.core.state import ClusterState, Shape
+
+WINDOW = 256  # waiting jobs that get an estimate
+SOONEST_LATER_S = 0.001  # what is not now is at least that far away, so that no rounding makes it now
+
+
+def snapshot(
+    state: ClusterState, stamp: Stamp, weights: Weights | None = None, window: int = WINDOW
+) -> Problem:
+    """The problem of this moment; window 0: only what is needed to start jobs now."""
+    weights = weights or Weights()
+    nodes = [node for node in state.nodes.values() if fit.is_reachable(node)]
+    wanted = _Wanted(state)
+    if not state.waiting or (not window and not wanted.without_gpus and not _any_free(state, nodes)):
+        return Problem(stamp=stamp, weights=weights, window=window, waiting=state.waiting_count())
+    ends = _predicted_ends(state, stamp, weights)
+    machines, slots = _machines_and_slots(state, nodes, ends)
+    free = sum(1 for slot in slots if slot.free_at_s == 0.0)
+    sites = _Sites(nodes, slots)
+    means = divisors(state, stamp, weights)
+    queues = tuple(
+        _queue(state, shape, sites, means[shape.user], stamp, weights, (window, free))
+        for shape in state.waiting
+    )
+    return Problem(
+        stamp=stamp,
+        weights=weights,
+        window=window,
+        machines=machines,
+        slots=slots,
+        queues=queues,
+        arrays=_array_rooms(state, wanted.limited, ends),
+        running=_running(state, weights) if window else (),
+        waiting=sum(queue.count for queue in queues),
+    )
+
+
+class _Wanted:
+    """What the waiting shapes call for, at one look."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self.without_gpus = False
+        self.limited: list[tuple[JobId, int]] = []  # (array, limit)
+        for shape, queue in state.waiting.items():
+            if shape.resources.gpus == 0:
+                self.without_gpus = True
+            if shape.array is not None:
+                head = next(iter(queue))
+                self.limited.append((shape.array, state.jobs[head].spec.array_limit))
+
+
+def _any_free(state: ClusterState, nodes: list[Node]) -> bool:
+    owners = state.owners
+    return any(gpu.uuid not in owners and fit.is_sound(gpu) for node in nodes for gpu in node.gpus)
+
+
+def _predicted_ends(state: ClusterState, stamp: Stamp, weights: Weights) -> dict[AttemptId, Remaining]:
+    """Of every attempt that holds GPUs, CPUs, memory or a place of a limited array; inf while one cannot be killed."""
+    ends = {}
+    for attempt, id_ in state.attempts.items():
+        job = state.jobs[id_]
+        asked = job.spec.resources
+        if asked.gpus or asked.cpus or asked.memory_mib or job.spec.array_limit:
+            stuck = job.attempt is not None and bool(job.attempt.unkillable)
+            ends[attempt] = (
+                Remaining(left_s=inf, informed=False) if stuck else remaining(state, job, stamp, weights)
+            )
+    return ends
+
+
+def _machines_and_slots(
+    state: ClusterState, nodes: list[Node], ends: dict[AttemptId, Remaining]
+) -> tuple[tuple[Machine, ...], tuple[Slot, ...]]:
+    promises: dict[NodeName, list[Promise]] = {}
+    attempts: dict[NodeName, int] = {}
+    for attempt, id_ in state.attempts.items():
+        job = state.jobs[id_]
+        assert job.attempt is not None
+        node_name, asked = job.attempt.node, job.spec.resources
+        attempts[node_name] = attempts.get(node_name, 0) + 1
+        if asked.cpus or asked.memory_mib:
+            promise = Promise(ends[attempt].left_s, asked.cpus, asked.memory_mib or 0)
+            promises.setdefault(node_name, []).append(promise)
+    machines = tuple(
+        Machine(
+            node.name, node.cpus, node.memory_mib,
+            tuple(promises.get(node.name, ())), attempts.get(node.name, 0),
+        )
+        for node in nodes
+    )  # fmt: skip
+    slots = []
+    for position, node in enumerate(nodes):
+        for gpu in node.gpus:
+            if not fit.is_sound(gpu):
+                continue
+            owner = state.owners.get(gpu.uuid)
+            if owner is None:
+                slots.append(Slot(position, gpu, 0.0, True))
+            elif owner in ends and ends[owner].left_s < inf:
+                slots.append(Slot(position, gpu, ends[owner].left_s, ends[owner].informed))
+    return machines, tuple(slots)
+
+
+class _Sites:
+    """The sites of a request, computed once for all queues that ask for the same."""
+
+    def __init__(self, nodes: list[Node], slots: tuple[Slot, ...]) -> None:
+        self._nodes = nodes
+        self._slots = slots
+        self._known: dict[Resources, tuple[Site, ...]] = {}
+        self._types: list[dict[str, list[int]]] = [{} for _ in nodes]
+        for position, slot in enumerate(slots):
+            self._types[slot.machine].setdefault(slot.gpu.type, []).append(position)
+
+    def of(self, asked: Resources) -> tuple[Site, ...]:
+        """Fastest first; then the least memory, then the order of the nodes."""
+        known = self._known.get(asked)
+        if known is None:
+            found = [
+                site
+                for machine, node in enumerate(self._nodes)
+                if match.node_mismatch(node, asked) is None
+                for site in self._on(machine, asked)
+            ]
+            known = tuple(sorted(found, key=lambda site: (-site.speed, site.memory_mib, site.machine)))
+            self._known[asked] = known
+        return known
+
+    def _on(self, machine: int, asked: Resources) -> list[Site]:
+        if asked.gpus == 0:
+            return [Site(machine, "", (), 1.0, 0)]
+        open_ = is_any(asked.gpu_type) and not asked.gpu_memory_mib and not asked.gpu_ids
+        groups: dict[str, list[int]] = {}
+        for gpu_type, positions in self._types[machine].items():
+            fitting = [
+                position
+                for position in positions
+                if (open_ and self._slots[position].gpu.parent is None)
+                or match.gpu_mismatch(self._slots[position].gpu, asked) is None
+            ]
+            groups.setdefault("" if asked.gpu_ids else gpu_type, []).extend(fitting)
+        return [self._site(machine, found) for found in groups.values() if len(found) >= asked.gpus]
+
+    def _site(self, machine: int, positions: list[int]) -> Site:
+        gpus = [self._slots[position].gpu for position in positions]
+        return Site(
+            machine, gpus[0].type, tuple(positions),
+            min(gpu.speed for gpu in gpus), min(gpu.memory_mib or 0 for gpu in gpus),
+        )  # fmt: skip
+
+
+def _queue(
+    state: ClusterState,
+    shape: Shape,
+    sites: _Sites,
+    mean_ratio: float,
+    stamp: Stamp,
+    weights: Weights,
+    most: tuple[int, int],
+) -> Queue:
+    """most: (jobs in the window, GPUs free now)."""
+    members = state.waiting[shape]
+    asked = shape.resources
+    prediction = predict_shape(state, shape, weights)
+    found = sites.of(asked)
+    best_run_s = prediction.on(found[0].speed if found else 1.0)
+    since_release_s = inf if shape.not_before_at is None else stamp.wall_s - shape.not_before_at
+    # One job more than could start: it keeps its place against smaller ones behind it.
+    most_heads = max(most[0], most[1] // asked.gpus + 1) if asked.gpus else len(members)
+    heads = islice(members, most_heads)
+    return Queue(
+        shape=shape,
+        heads=tuple(_waiting(state.jobs[id_], stamp, max(0.0, since_release_s)) for id_ in heads),
+        count=len(members),
+        sites=found,
+        prediction=prediction,
+        standing=share_of(shape, stamp.wall_s, best_run_s, weights) / mean_ratio,
+        best_run_s=best_run_s,
+        age_s=max(best_run_s, weights.age_floor_s) / weights.age if weights.age else inf,
+        release_s=max(-since_release_s, SOONEST_LATER_S) if since_release_s < 0 else 0.0,
+    )
+
+
+def _waiting(job: Job, stamp: Stamp, since_release_s: float) -> Waiting:
+    waited_s = max(0.0, stamp.steady_s - job.submitted_steady_s)
+    return Waiting(job.id, min(waited_s, since_release_s), job.order)
+
+
+def _array_rooms(
+    state: ClusterState, limited: list[tuple[JobId, int]], ends: dict[AttemptId, Remaining]
+) -> dict[JobId, ArrayRoom]:
+    if not limited:
+        return {}
+    running: dict[JobId, list[float]] = {}
+    for attempt, id_ in state.attempts.items():
+        job = state.jobs[id_]
+        if job.spec.array_limit:
+            running.setdefault(job.array, []).append(ends[attempt].left_s)
+    return {array: ArrayRoom(limit, tuple(running.get(array, ()))) for array, limit in limited}
+
+
+def _running(state: ClusterState, weights: Weights) -> tuple[Running, ...]:
+    """The impact with which jobs hold GPUs: as at their start, weight 1 and no age."""
+    types = {gpu.uuid: gpu.type for node in state.nodes.values() for gpu in node.gpus}
+    found = []
+    for job in state.active():
+        held = job.attempt.gpus if job.attempt else ()
+        if held:
+            run_s = predict(state, job, weights).on(state.attempt_speed(job))
+            value = impact(1.0, len(held), run_s, weights)
+            found.append(Running(job.id, types.get(held[0], ""), value))
+    return tuple(found)

@@ -1,0 +1,127 @@
+"""gpuq's choice of what runs when jobs may be stopped. Imports market, calibration and world.
+
+    impact of one GPU of a type = weight x speed there / (GPUs x effective work left)
+    weight                      = 1 + (time since submission / age)^3
+
+The effective work left comes from learn.calibration, which learns how good the predictions are from the jobs that have
+ended so far, separately for jobs of one, a few and many GPUs. core.market finds the prices of the GPU types, jobs are
+served in the order in which they exceed them, each on the type where it does by most. The age term bounds the tail.
+
+One thing to know: a running job bids more for the type it is on than its work says, and less for another, so that
+nobody is stopped or moved for next to nothing.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final
+
+from gpuq.core.market import Bid, clearing_prices, preferred_types, urgency
+from gpuq.learn.calibration import Calibration
+from gpuq.sim.cluster import Board, Placement
+from gpuq.sim.world import SimJob, World
+
+AGE_S: Final = 300 * 3600.0
+AGE_POWER: Final = 3.0
+KEEPING: Final = 1.3  # factor on the bids of a job that runs already
+MOVING: Final = 1.1  # factor on its bid where it runs, and divisor where it does not
+FEW_GPUS: Final = 4
+
+
+class Stopping:
+    """The policy; age_s inf: no age term."""
+
+    def __init__(self, name: str, age_s: float = AGE_S) -> None:
+        self.name = name
+        self._age_s = age_s
+        self._calibrations = (Calibration(), Calibration(), Calibration())
+        self._prices: list[float] | None = None
+
+    def wake_s(self, world: World) -> float:
+        """At arrivals and ends only."""
+        return inf
+
+    def schedule(self, world: World) -> None:
+        """Learn from what has ended, then serve the jobs by what they would pay."""
+        for job in world.just_ended:
+            self._calibration(job).add(job.estimate_s, job.done_s)
+        if not world.waiting and len(world.cluster.types) == 1:
+            return
+        for job in world.running.values():
+            job.advance(world.now_s)
+        active = [*world.running.values(), *world.waiting.values()]
+        bids = {job.order: self._bid(job, world.now_s) for job in active}
+        capacity = [world.cluster.gpus_of(type_) for type_ in range(len(world.cluster.types))]
+        prices = [1.0]
+        if len(capacity) > 1:
+            prices = self._prices = clearing_prices(list(bids.values()), capacity, self._prices)
+        active.sort(key=lambda job: (-urgency(bids[job.order], prices), job.order))
+        serve(world, active, {order: preferred_types(bid, prices) for order, bid in bids.items()})
+
+    def _calibration(self, job: SimJob) -> Calibration:
+        return self._calibrations[0 if job.gpus == 1 else 1 if job.gpus <= FEW_GPUS else 2]
+
+    def _bid(self, job: SimJob, now_s: float) -> Bid:
+        left_s = self._calibration(job).effective_left_s(job.estimate_s, job.done_s)
+        worth = (1.0 + float(((now_s - job.submit_s) / self._age_s) ** AGE_POWER)) / (job.gpus * left_s)
+        if job.placement is None:
+            return Bid(job.gpus, tuple(worth * speed for speed in job.speeds))
+        worth *= KEEPING
+        return Bid(
+            job.gpus,
+            tuple(
+                worth * speed * (MOVING if type_ == job.type else 1 / MOVING) for type_, speed in enumerate(job.speeds)
+            ),
+        )
+
+
+def serve(world: World, ranked: list[SimJob], types: dict[int, list[int]]) -> None:
+    """Run the jobs in this order, each on the first of its types with room; the others are stopped."""
+    board = Board(world.cluster)
+    chosen: list[tuple[SimJob, Placement]] = []
+    left = sum(board.left)
+    for job in ranked:
+        placement = _find(board, job, types[job.order]) if job.gpus <= left else None
+        if placement is None:
+            continue
+        board.take(placement)
+        chosen.append((job, placement))
+        left -= job.gpus
+        if left == 0:
+            break
+    places = _packed(world, chosen) or {job.order: placement for job, placement in chosen}
+    for job in list(world.running.values()):
+        if places.get(job.order) != job.placement:
+            world.stop(job)
+    for job, _ in chosen:
+        if job.placement is None:
+            world.start(job, places[job.order])
+
+
+def _find(board: Board, job: SimJob, types: list[int]) -> Placement | None:
+    for type_ in types:
+        if job.placement is not None and job.type == type_ and board.fits(job.placement):
+            return job.placement
+        placement = board.find(job.gpus, type_)
+        if placement is not None:
+            return placement
+    return None
+
+
+def _packed(world: World, chosen: list[tuple[SimJob, Placement]]) -> dict[int, Placement] | None:
+    """The same jobs on the same types with nobody moved inside a type; None when they do not fit so."""
+    board = Board(world.cluster)
+    places: dict[int, Placement] = {}
+    node_types = world.cluster.node_types
+    for job, placement in chosen:
+        if job.placement is not None and job.type == node_types[placement[0][0]]:
+            board.take(job.placement)
+            places[job.order] = job.placement
+    for job, placement in chosen:
+        if job.order not in places:
+            found = board.find(job.gpus, node_types[placement[0][0]])
+            if found is None:
+                return None
+            board.take(found)
+            places[job.order] = found
+    return places
