@@ -60,6 +60,7 @@ class PlannerConfig(NamedTuple):
     every_s: float = 30.0
     min_gap_s: float = 1.0
     default_runtime_s: float = 3600.0
+    budget_s: float = 1.0  # processor time a solver may take before contended jobs start; 0: no solver
 
 
 class PruneConfig(NamedTuple):
@@ -218,6 +219,7 @@ _SECTIONS: Final[dict[str, tuple[type[Any], dict[str, Key]]]] = {
         "every": Key("every_s", _measure(_positive_s)),
         "min_gap": Key("min_gap_s", _measure(duration_s)),
         "default_runtime": Key("default_runtime_s", _measure(_positive_s)),
+        "budget": Key("budget_s", _measure(duration_s)),
     }),
     "prune": (PruneConfig, {"forget_after": Key("forget_after_s", _measure(limit_s))}),
     "impact": (ImpactConfig, {name: Key(name, _weight) for name in ImpactConfig._fields}),

@@ -53,6 +53,7 @@ KNOBS: Final[dict[str, Knob]] = {
         Knob("impact.fragmentation", 0.0, _COST, weight="fragmentation"),
         Knob("impact.interference", 0.0, _COST, weight="interference"),
         Knob("impact.restart", 0.0, _COST, weight="restart"),
+        Knob("planner.budget", 0.0, 60.0, is_duration=True),
         Knob("planner.every", 1.0, 86400.0, is_duration=True),
         Knob("planner.min_gap", 0.0, 3600.0, is_duration=True),
         Knob("planner.default_runtime", 1.0, 31 * 86400.0, is_duration=True, weight="default_run_s"),

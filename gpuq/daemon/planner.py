@@ -50,6 +50,7 @@ from gpuq.core.states import JobState
 from gpuq.core.survey import snapshot
 from gpuq.daemon import explanation
 from gpuq.daemon.loop import Loop
+from gpuq.daemon.solving import Solving
 from gpuq.errors import GpuqError
 
 log = logging.getLogger("gpuq.planner")
@@ -75,6 +76,7 @@ class DaemonPlanner:
         self._problem: Problem | None = None  # that the full plan answers
         self._plan: Plan | None = None
         self._is_stale = True
+        self._solving = Solving()
         self._base = Weights(
             default_run_s=config.default_runtime_s,
             age=impact.age,
@@ -126,7 +128,7 @@ class DaemonPlanner:
     async def _dispatch(self) -> None:
         if not self._loop.state.waiting or self._loop.degraded:
             return
-        plan = greedy.dispatch(self._loop.state, self._loop.clock.now(), self.weights)
+        plan = await self._dispatch_plan()
         asked = [
             self._loop.ask_later(Place(placement=placement, attempt=AttemptId(str(uuid.uuid4()))))
             for placement in plan.placements()
@@ -139,6 +141,17 @@ class DaemonPlanner:
             else:
                 for note in answer.notes:
                     log.info("%s", note)
+
+    async def _dispatch_plan(self) -> Plan:
+        """What starts now: at once where nobody competes for it, else after the solver had a look."""
+        plan = greedy.dispatch(self._loop.state, self._loop.clock.now(), self.weights)
+        if not plan.starts or not plan.waiting:
+            return plan
+        problem = snapshot(self._loop.state, self._loop.clock.now(), self.weights)
+        full = greedy.plan(problem)
+        most_s = self._setting_s("planner.budget", self.config.budget_s)
+        budget_s = self._solving.budget_s(problem, full, most_s)
+        return await self._solving.improve(problem, full, budget_s) if budget_s else plan
 
     # --- the full plan -----------------------------------------------------------------------------------
 
@@ -155,7 +168,7 @@ class DaemonPlanner:
 
     def _make_full_plan(self) -> tuple[Problem, Plan]:
         problem = self._problem = snapshot(self._loop.state, self._loop.clock.now(), self.weights)
-        plan = self._plan = greedy.plan(problem)
+        plan = self._plan = replace(greedy.plan(problem), solve=self._solving.last)
         self._is_stale = False
         return problem, plan
 
