@@ -2,13 +2,15 @@
 
 RUN := .venv/bin/python
 
-.PHONY: help demo test unit check generated format bench bench-policies venv clean
+.PHONY: help demo test unit check generated format bench bench-policies bench-published bench-solver venv clean
 
 help:
 	@echo "make demo     some twenty jobs on simulated GPUs, in less than 40 s"
 	@echo "make test     all tests (make unit: only those that start no process that lasts)"
 	@echo "make check    lint, types, layout, generated files"
 	@echo "make bench-policies TRACES=folder    scheduling policies on public traces, into docs/policies.md"
+	@echo "make bench-published TRACES=folder   published results beside the simulator's, into docs/published.md"
+	@echo "make bench-solver    CP-SAT against the list plan on recorded problems, into docs/solver.md"
 	@echo "make bench    the figures of this machine, printed with its name and the date"
 
 venv:
@@ -37,11 +39,17 @@ format: venv
 	.venv/bin/ruff check --select I --fix
 	.venv/bin/ruff format
 
+bench-solver: venv
+	$(RUN) -m bench.solver --write
+
 bench: venv
 	$(RUN) -m bench
 
 bench-policies: venv
 	$(RUN) -m bench.policies $(TRACES) --write
+
+bench-published: venv
+	$(RUN) -m bench.published $(TRACES) --write
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

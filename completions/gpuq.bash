@@ -313,6 +313,7 @@ _gpuq() {
         ;;
     simulate)
         case "$before" in
+            --history) COMPREPLY=(); return ;;
             --gpus) COMPREPLY=(); return ;;
             --nodes-of) COMPREPLY=(); return ;;
             --policy) COMPREPLY=(); return ;;
@@ -324,7 +325,7 @@ _gpuq() {
             --plot) COMPREPLY=($(compgen -f -- "$word")); return ;;
         esac
         if [[ "$word" == -* ]]; then
-            COMPREPLY=($(compgen -W "--gpus --nodes-of --policy --load --seeds --predictions --fixed --restart --speeds --plot --json --help" -- "$word"))
+            COMPREPLY=($(compgen -W "--history --gpus --nodes-of --policy --load --seeds --predictions --fixed --restart --speeds --energy --plot --json --help" -- "$word"))
         else
             COMPREPLY=($(compgen -f -- "$word"))
         fi

@@ -405,15 +405,17 @@ _gpuq() {
                 '--help[Show the options.]'
             ;;
         simulate)
-            _arguments '--gpus[The cluster\: A100\:16,V100\:8.]:value: ' \
+            _arguments '--history[Replay gpuq'\''s own jobs that ended since\: 30d; on its GPUs unless told.]:value: ' \
+                '--gpus[The cluster\: A100\:16,V100\:8.]:value: ' \
                 '--nodes-of[GPUs per node; 8 unless told.]:value: ' \
                 '--policy[Which ones; impact,srsf,sjf,las2d,easy,fifo unless told.]:value: ' \
                 '--load[Stretch submissions so that this share of the GPU time is asked for\: 0.8.]:value: ' \
                 '--seeds[How many draws of prediction errors.]:value: ' \
-                '--predictions[helios\: with the errors published for it (default); perfect.]:value: ' \
+                '--predictions[helios\: with published errors (default); learnt from ended jobs; perfect.]:value: ' \
                 '--fixed[Nothing may be stopped; then impact,greedy,sjf,saf,easypp,easy,fifo unless told.]' \
                 '--restart[What a stopped job loses when it runs again; 60s unless told.]:value: ' \
                 '--speeds[Throughput table; Gavel'\''s measurements unless told.]:value:_files' \
+                '--energy[Estimate the energy of machines and GPUs up to the last completion.]' \
                 '--plot[Draw who ran where and when into an HTML file.]:value:_files' \
                 '--json[One JSON document on standard output; errors too.]' \
                 '--help[Show the options.]' \

@@ -12,7 +12,7 @@ from gpuq.cli.requests import choice
 from gpuq.errors import UsageError
 from gpuq.units import duration_s
 
-PREDICTIONS: Final = ("helios", "perfect")
+PREDICTIONS: Final = ("helios", "perfect", "learnt")
 
 
 def names(text: str) -> list[str]:

@@ -20,6 +20,7 @@ log = logging.getLogger("gpuq.planner")
 
 S_PER_JOB = 0.05  # a short queue is worth less of the budget than a long one
 SHARE_OF_RUN = 0.01  # of the shortest run that waits for the answer
+LIMIT = 1.5  # of the budget by the wall clock, on a busy machine
 LEAST_S = 0.02  # less is not worth a thread
 
 
@@ -60,4 +61,4 @@ class Solving:
 def _improved(problem: Problem, plan: Plan, budget_s: float) -> Plan:
     from gpuq.solve.cpsat import CpSat
 
-    return CpSat(budget_s).improve(problem, plan)
+    return CpSat(budget_s, limit_s=LIMIT * budget_s).improve(problem, plan)

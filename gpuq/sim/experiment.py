@@ -15,11 +15,13 @@ from typing import Final, NamedTuple
 from gpuq.errors import UserError
 from gpuq.sim.bounds import BoundJob, lower_bound_s
 from gpuq.sim.cluster import Cluster
+from gpuq.sim.learnt import Learnt
 from gpuq.sim.policies.registry import find_policy
+from gpuq.sim.power import energy_joules
 from gpuq.sim.predictions import predict_all
 from gpuq.sim.speeds import Speeds, Table
 from gpuq.sim.trace import Trace, TraceJob, load_of, scaled_to_load
-from gpuq.sim.world import Run, SimJob, World
+from gpuq.sim.world import Run, SimJob, Sleep, World
 
 SHORT_S: Final = 600.0
 
@@ -103,17 +105,24 @@ def simulate(
     restart_s: float = 60.0,
     keep_runs: bool = False,
     fixed: bool = False,
+    energy: bool = False,
     on_progress: Callable[[int], None] | None = None,
 ) -> Outcome:
-    """Run one policy; equal arguments give equal outcomes. fixed: what runs may not be stopped."""
+    """Run one policy; equal arguments give equal outcomes. fixed: what runs may not be stopped.
+
+    energy: fill energy_joules; raises UserError for GPU types whose draw nobody knows.
+    """
     entry = find_policy(policy)
     trace, cluster = setting.trace, setting.cluster
-    told = predict_all(trace.jobs, "perfect" if entry.perfect else predictions, seed)
+    model = "perfect" if entry.perfect else predictions
+    told = predict_all(trace.jobs, model, seed)
     jobs = [
         SimJob(job, order, each.run_s, each.limit_s, speeds)
         for order, (job, each, speeds) in enumerate(zip(trace.jobs, told, setting.speeds, strict=True))
     ]
-    world = World(cluster, jobs, restart_s, keep_runs)
+    sleep = Sleep() if entry.sleeps else None
+    learner = Learnt() if model == "learnt" else None
+    world = World(cluster, jobs, restart_s, keep_runs or energy, learner, sleep)
     world.run(entry.make_fixed() if fixed and entry.make_fixed else entry.make(), on_progress)
     jct_s = sorted(_flow_s(job) for job in world.ended)
     row = Row(
@@ -125,11 +134,11 @@ def simulate(
         max_slowdown=max(_flow_s(job) / max(job.best_run_s, SHORT_S) for job in world.ended),
         impact_factor=sum(job.best_run_s for job in world.ended) / sum(jct_s),
         lower_bound_s=setting.lower_bound_s,
-        energy_joules=None,
+        energy_joules=energy_joules(cluster, world.runs or (), sleep) if energy else None,
         restarts=world.restarts,
         dropped=setting.dropped,
     )
-    return Outcome(row, tuple(jct_s), tuple(world.runs or ()))
+    return Outcome(row, tuple(jct_s), tuple(world.runs or ()) if keep_runs else ())
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:

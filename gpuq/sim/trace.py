@@ -1,7 +1,7 @@
 """Job traces: the normalised CSV columns read and checked. Imports errors.
 
 A trace is a list of rigid jobs: each wants `gpus` GPUs at once and runs `duration_s` on the reference GPU once started.
-Columns beyond the first twelve are ignored; an empty cell means unknown.
+Of further columns `name` and `limit_s`, what the owner asked for, are read; an empty cell means unknown.
 
 One thing to know: a row that cannot be simulated is left out under a named reason and counted; a file that is not a
 trace at all is an error.
@@ -32,6 +32,8 @@ class TraceJob(NamedTuple):
     gpus: int
     user: str = ""
     model: str = ""  # "ResNet-18|64": name and batch size, the key of the throughput table
+    name: str = ""
+    limit_s: float | None = None  # what its owner asked for, on the GPUs it ran on
 
 
 class Trace(NamedTuple):
@@ -109,11 +111,31 @@ def _job(row: dict[str, str | None], number: int) -> TraceJob | str:
         return "without whole GPUs"
     if gpus > MOST_GPUS:
         return f"with more than {MOST_GPUS:,} GPUs"
+    limit_s = _positive(row.get("limit_s"))
     model, batch = row.get("model") or "", row.get("batch_size") or ""
     return TraceJob(
         row.get("job_id") or str(number), submit_s, duration_s, int(gpus), row.get("user") or "",
-        f"{model}|{batch}" if model else "",
+        f"{model}|{batch}" if model else "", row.get("name") or "", limit_s,
     )  # fmt: skip
+
+
+def _positive(text: str | None) -> float | None:
+    """The number, or None where there is none above 0."""
+    try:
+        value = float(text or 0)
+    except ValueError:
+        return None
+    return value if 0 < value <= LONGEST_S else None
+
+
+def from_zero(name: str, jobs: list[TraceJob], left_out: dict[str, int]) -> Trace:
+    """A trace in order of submission whose first job is submitted at 0. Raises TraceError when there is no job."""
+    if not jobs:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "it is empty"
+        raise TraceError(f"{name} holds no job that could be simulated ({reasons}).", "Give a longer period.")
+    jobs.sort(key=lambda job: job.submit_s)
+    first_s = jobs[0].submit_s
+    return Trace(name, tuple(job._replace(submit_s=job.submit_s - first_s) for job in jobs), left_out)
 
 
 def scaled_to_load(trace: Trace, gpus: float, load: float) -> Trace:

@@ -25,9 +25,9 @@ class SimJob:
     """One job and how far it is."""
 
     __slots__ = (
-        "attained_s", "done_s", "end_s", "estimate_s", "first_start_s", "gpus", "id", "limit_s", "model", "order",
-        "overhead_s", "placement", "ran_since_s", "restarts", "speed", "speeds", "stopped_s", "submit_s", "type",
-        "updated_s", "user", "version", "work_s",
+        "attained_s", "done_s", "end_s", "estimate_s", "first_start_s", "gpus", "id", "limit_s", "model", "name",
+        "order", "overhead_s", "placement", "ran_since_s", "restarts", "speed", "speeds", "stopped_s", "submit_s",
+        "type", "updated_s", "user", "version", "work_s",
     )  # fmt: skip
 
     def __init__(
@@ -36,6 +36,7 @@ class SimJob:
         self.id = job.id
         self.user = job.user
         self.model = job.model
+        self.name = job.name
         self.order = order
         self.submit_s = job.submit_s
         self.gpus = job.gpus
@@ -92,6 +93,13 @@ class Run(NamedTuple):
     end_s: float
 
 
+class Sleep(NamedTuple):
+    """Machines without jobs fall asleep, and the next job there first waits for them on its GPUs."""
+
+    after_s: float = 600.0
+    wake_s: float = 180.0
+
+
 class Policy(Protocol):
     """What decides. It keeps its own state between calls when it must."""
 
@@ -104,11 +112,27 @@ class Policy(Protocol):
         """When it wants to be called though nothing arrives or ends; inf: never."""
 
 
+class Learner(Protocol):
+    """What predicts run times from jobs that have ended."""
+
+    def ended(self, job: SimJob) -> None:
+        """Learn from it."""
+
+    def estimate_s(self, job: SimJob) -> float:
+        """The predicted work of a job that is submitted now [s on the reference GPU]."""
+
+
 class World:
     """State of a simulation."""
 
     def __init__(
-        self, cluster: Cluster, jobs: Sequence[SimJob], restart_s: float = 60.0, keep_runs: bool = False
+        self,
+        cluster: Cluster,
+        jobs: Sequence[SimJob],
+        restart_s: float = 60.0,
+        keep_runs: bool = False,
+        learner: Learner | None = None,
+        sleep: Sleep | None = None,
     ) -> None:
         self.cluster = cluster
         self.board = Board(cluster)
@@ -121,6 +145,9 @@ class World:
         self.just_ended: list[SimJob] = []  # at this moment, for policies that learn
         self.restarts = 0
         self._jobs = jobs
+        self._learner = learner
+        self._sleep = sleep
+        self._idle_since_s = [0.0] * len(cluster.node_gpus)  # of machines without jobs; kept only where they sleep
         self._next = 0
         self._ends: list[tuple[float, int, int, SimJob]] = []
 
@@ -133,6 +160,7 @@ class World:
         assert sum(count for _, count in placement) == job.gpus, f"job {job.id} was given the wrong number of GPUs"
         del self.waiting[job.order]
         self.running[job.order] = job
+        sleeps = self._sleep is not None and self._sleeps(placement, self._sleep.after_s)
         self.board.take(placement)
         job.updated_s = job.ran_since_s = self.now_s
         job.placement = placement
@@ -145,6 +173,8 @@ class World:
             job.restarts += 1
             self.restarts += 1
             job.overhead_s = self.restart_s
+        if self._sleep is not None and sleeps:
+            job.overhead_s += self._sleep.wake_s
         self._expect_end(job)
 
     def stop(self, job: SimJob) -> None:
@@ -175,6 +205,7 @@ class World:
             return False
         self.now_s = moment_s
         self.just_ended = []
+        first = self._next
         while self._next < len(self._jobs) and self._jobs[self._next].submit_s <= moment_s:
             job = self._jobs[self._next]
             self.waiting[job.order] = job
@@ -183,8 +214,23 @@ class World:
             _, version, _, job = heappop(self._ends)
             if version == job.version:
                 self._end(job)
+        if self._learner is not None:
+            self._predict(self._learner, self._jobs[first : self._next])
         policy.schedule(self)
         return True
+
+    def _sleeps(self, placement: Placement, after_s: float) -> bool:
+        """Whether a machine of these sleeps now; its GPUs are not taken yet."""
+        sizes, free = self.cluster.node_gpus, self.board.free
+        return any(
+            free[node] == sizes[node] and self.now_s - self._idle_since_s[node] > after_s for node, _ in placement
+        )
+
+    def _predict(self, learner: Learner, arrived: Sequence[SimJob]) -> None:
+        for job in self.just_ended:
+            learner.ended(job)
+        for job in arrived:
+            job.estimate_s = learner.estimate_s(job)
 
     def _expect_end(self, job: SimJob) -> None:
         job.version += 1
@@ -204,6 +250,9 @@ class World:
         if self.runs is not None:
             self.runs.append(Run(job.id, job.placement, job.ran_since_s, self.now_s))
         self.board.give(job.placement)
+        if self._sleep is not None:
+            for node, _ in job.placement:
+                self._idle_since_s[node] = self.now_s
         job.placement = None
         job.version += 1
         del self.running[job.order]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
+from math import inf
 from time import perf_counter
 from typing import Final, NamedTuple
 
@@ -33,10 +34,17 @@ POLISHED_JOBS: Final = 30
 
 
 class CpSat:
-    """The Planner. budget: about how many seconds of one core it may take; equal budgets give equal plans."""
+    """The Planner.
 
-    def __init__(self, budget: float = 1.0, window: int = 10, windows: int = 3, outside: float = 1.0) -> None:
+    budget: about how many seconds of one core it may take; equal budgets give equal plans. limit_s: of the wall clock,
+    for those who wait for the answer; on a busy machine it may cut a search short, and then plans may differ.
+    """
+
+    def __init__(
+        self, budget: float = 1.0, limit_s: float = inf, window: int = 10, windows: int = 3, outside: float = 1.0
+    ) -> None:
         self._budget = budget
+        self._limit_s = limit_s
         self._window = window
         self._windows = windows
         self._outside = outside
@@ -52,15 +60,16 @@ class CpSat:
         began_s = perf_counter()
         before = best_worth = objective(problem, first)
         best, looked, gap, trouble = first, 0, None, ""
-        found = self._polished(problem, first)
+        until_s = began_s + self._limit_s
+        found = self._polished(problem, first, began_s + self._limit_s * POLISHING)
         if found is not None and (worth := objective(problem, found)) < best_worth:
             best, best_worth = found, worth
         for number in range(self._windows):
             skipped = number * self._window // 2
-            if number and skipped + self._window // 2 >= len(best.estimates):
+            if number and (skipped + self._window // 2 >= len(best.estimates) or perf_counter() > until_s):
                 break
             try:
-                found, gap = self._try(problem, best, skipped)
+                found, gap = self._try(problem, best, skipped, until_s - perf_counter())
             except Exception as error:  # whatever a solver does, the plan it was given stands
                 trouble = f"the solver failed: {type(error).__name__}: {error}"
                 break
@@ -78,20 +87,20 @@ class CpSat:
         )
         return replace(best, planner="cp-sat" if best_worth < before else first.planner, solve=record)
 
-    def _polished(self, problem: Problem, first: Plan) -> Plan | None:
+    def _polished(self, problem: Problem, first: Plan, until_s: float) -> Plan | None:
         tries = int(self._budget * POLISHING * PLACES_PER_S / len(first.estimates))
-        found = polish(problem, first, POLISHED_JOBS, tries).plan
+        found = polish(problem, first, POLISHED_JOBS, tries, until_s).plan
         if found is not None:
             check_plan(problem, found)
         return found
 
-    def _try(self, problem: Problem, plan: Plan, skipped: int) -> tuple[Plan, float | None]:
+    def _try(self, problem: Problem, plan: Plan, skipped: int, limit_s: float) -> tuple[Plan, float | None]:
         """A plan whose window was solved anew, checked; and how far the window may be from its best."""
         draft = _Draft(problem, plan, skipped, self._window, self._outside)
         window = draft.window()
         if len(window.jobs) < 2:
             return plan, None
-        solution = solve(window, self._budget * (1 - POLISHING) / self._windows)
+        solution = solve(window, self._budget * (1 - POLISHING) / self._windows, limit_s)
         directed = [*draft.before(), *draft.directed(solution.choices)]
         found = greedy.plan_directed(problem, directed)
         check_plan(problem, found)

@@ -16,7 +16,7 @@ after the other; a hint in which one variable is missing or one second off leave
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -123,8 +123,11 @@ class _Built(NamedTuple):
     presences: list[list[Any]]
 
 
-def solve(window: Window, budget: float) -> Solution:
-    """Improve on the hint within `budget` units of deterministic time (about seconds); equal input, equal answer."""
+def solve(window: Window, budget: float, limit_s: float = inf) -> Solution:
+    """Improve on the hint within `budget` units of deterministic time (about seconds); equal input, equal answer.
+
+    limit_s: wall clock, for those who wait for the answer on a busy machine.
+    """
     from ortools.sat.python import cp_model
 
     first = hint(window)
@@ -132,6 +135,8 @@ def solve(window: Window, budget: float) -> Solution:
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.max_deterministic_time = budget
+    if limit_s < inf:
+        solver.parameters.max_time_in_seconds = max(limit_s, 0.001)
     solver.parameters.random_seed = 1
     solver.parameters.linearization_level = 0
     status = solver.solve(built.model)

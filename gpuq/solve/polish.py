@@ -11,7 +11,9 @@ One thing to know: the number of tries is given and the draws are seeded, so equ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from random import Random
+from time import perf_counter
 from typing import Final, NamedTuple
 
 from gpuq.core import greedy
@@ -31,8 +33,10 @@ class Polished(NamedTuple):
     tries: int
 
 
-def polish(problem: Problem, plan: Plan, jobs: int, tries: int, seed: int = 1) -> Polished:
-    """Change the order of the first `jobs` jobs that the plan decided on."""
+def polish(
+    problem: Problem, plan: Plan, jobs: int, tries: int, until_s: float = inf, seed: int = 1
+) -> Polished:
+    """Change the order of the first `jobs` jobs that the plan decided on; until_s: on time.perf_counter."""
     number = {head.job: at for at, queue in enumerate(problem.queues) for head in queue.heads}
     weights = {
         head.job: queue.weight(position) for queue in problem.queues for position, head in enumerate(queue.heads)
@@ -41,6 +45,8 @@ def polish(problem: Problem, plan: Plan, jobs: int, tries: int, seed: int = 1) -
     worth, best = _worth(plan, weights), None
     random = Random(seed)  # noqa: S311 (a search, not a secret)
     for _ in range(tries if len(current) > 1 else 0):
+        if until_s < inf and perf_counter() > until_s:
+            break
         changed = _changed(problem, current, random)
         found = greedy.plan_directed(problem, changed)
         value = _worth(found, weights)

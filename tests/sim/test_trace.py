@@ -75,3 +75,9 @@ def test_scaling_gives_the_load_asked_for() -> None:
     found = scaled_to_load(read_shipped("small"), 8, 0.9)
     assert load_of(found, 8) == pytest.approx(0.9)
     assert list(found.jobs) == sorted(found.jobs, key=lambda job: job.submit_s)
+
+
+def test_names_and_estimates_are_read_where_they_are() -> None:
+    """The columns name and limit_s may follow; a limit that is no number is none."""
+    found = parse_trace(["submit_s,duration_s,gpus,user,name,limit_s", "0,10,1,anna,train,60", "1,10,1,ben,,soon"], "t")
+    assert [(job.user, job.name, job.limit_s) for job in found.jobs] == [("anna", "train", 60.0), ("ben", "", None)]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from gpuq.cli import output
 from gpuq.cli import simulation_options as typed
 from gpuq.cli.options import JSON, Argument, Command, Option, Values
+from gpuq.cli.simulation_inputs import trace_and_gpus
 from gpuq.errors import UserError
 
 if TYPE_CHECKING:
     from gpuq.sim.experiment import Outcome, Setting
 
-_SHIPPED = {"small": "V100:8", "mixed": "V100:8,P100:8,K80:8"}  # with the GPUs they are simulated on unless told
 _POLICIES = "impact,srsf,sjf,las2d,easy,fifo"
 _FIXED_POLICIES = "impact,greedy,sjf,saf,easypp,easy,fifo"
 
@@ -39,6 +39,7 @@ def simulate(values: Values) -> int:
             outcome = run(
                 setting, name, seed, predictions, restart_s,
                 keep_runs=bool(values.text("plot")) and seed == 0, fixed=values.flag("fixed"),
+                energy=values.flag("energy"),
                 on_progress=progress.show,
             )  # fmt: skip
             outcomes.append(outcome)
@@ -58,13 +59,8 @@ def _setting(values: Values) -> Setting:
     from gpuq.sim.cluster import parse_cluster
     from gpuq.sim.experiment import prepare
     from gpuq.sim.speeds import read_table
-    from gpuq.sim.trace import read_shipped, read_trace
 
-    asked = values.text("trace") or "small"
-    gpus = values.text("gpus") or _SHIPPED.get(asked)
-    if gpus is None:
-        raise UserError("simulate needs --gpus with a trace of your own.", "Write for example --gpus A100:16,V100:8.")
-    trace = read_shipped(asked) if asked in _SHIPPED else read_trace(Path(asked))
+    trace, gpus = trace_and_gpus(values)
     speeds = values.text("speeds")
     cluster = parse_cluster(gpus, typed.number(values, "nodes_of", 1024, default=8))
     return prepare(trace, cluster, typed.load(values), read_table(Path(speeds) if speeds else None))
@@ -109,24 +105,28 @@ def _lines(setting: Setting, outcomes: list[Outcome], predictions: str) -> list[
 
 _EPILOG = (
     "Without a trace: a shipped one, small (260 jobs, 8 GPUs); mixed has three GPU types. A trace is a CSV file with "
-    "the columns submit_s, duration_s and gpus, and model and batch_size where speeds differ."
+    "the columns submit_s, duration_s and gpus, and model and batch_size where speeds differ; or what Slurm writes "
+    "with sacct -aP -o JobIDRaw,Submit,Start,End,ElapsedRaw,AllocTRES,User,JobName,State,Timelimit."
 )
 _OPTIONS: tuple[Any, ...] = (
+    Option(("--history",), "Replay gpuq's own jobs that ended since: 30d; on its GPUs unless told.", "TIME"),
     Option(("--gpus",), "The cluster: A100:16,V100:8.", "TYPE:COUNT,..."),
     Option(("--nodes-of",), "GPUs per node; 8 unless told.", "N"),
     Option(("--policy",), f"Which ones; {_POLICIES} unless told.", "NAME,..."),
     Option(("--load",), "Stretch submissions so that this share of the GPU time is asked for: 0.8.", "SHARE"),
     Option(("--seeds",), "How many draws of prediction errors.", "N"),
-    Option(("--predictions",), "helios: with the errors published for it (default); perfect.", "KIND"),
+    Option(("--predictions",), "helios: with published errors (default); learnt from ended jobs; perfect.", "KIND"),
     Option(("--fixed",), f"Nothing may be stopped; then {_FIXED_POLICIES} unless told."),
     Option(("--restart",), "What a stopped job loses when it runs again; 60s unless told.", "TIME"),
     Option(("--speeds",), "Throughput table; Gavel's measurements unless told.", "FILE", completes="files"),
+    Option(("--energy",), "Estimate the energy of machines and GPUs up to the last completion."),
     Option(("--plot",), "Draw who ran where and when into an HTML file.", "FILE", completes="files"),
     JSON,
 )
 COMMAND = Command(
     "Replay a job trace on simulated GPUs under several scheduling policies, and compare completion times (JCT) with a "
     "lower bound that no schedule can beat.",
-    simulate, _OPTIONS, Argument("trace", "TRACE", "CSV file, or small, or mixed.", required=False, completes="files"),
+    simulate, _OPTIONS,
+    Argument("trace", "TRACE", "CSV file or sacct export, or small, or mixed.", required=False, completes="files"),
     _EPILOG,
 )  # fmt: skip

@@ -28,7 +28,8 @@ def lines(setting: Setting, rows: list[Row], colour: bool, predictions: str) -> 
         by_policy.setdefault(row.policy, []).append(row)
     ranked = sorted(by_policy.values(), key=lambda of_one: _mean([row.mean_jct_s for row in of_one]))
     cells = [_cells(of_one) for of_one in ranked]
-    return [*table(_COLUMNS, cells, colour=colour), "", *_notes(setting, rows, predictions)]
+    columns = _COLUMNS if rows[0].energy_joules is None else (*_COLUMNS, Column("ENERGY", right=True))
+    return [*table(columns, cells, colour=colour), "", *_notes(setting, rows, predictions)]
 
 
 def _mean(values: list[float]) -> float:
@@ -37,7 +38,7 @@ def _mean(values: list[float]) -> float:
 
 def _cells(rows: list[Row]) -> list[Cell]:
     mean_s = _mean([row.mean_jct_s for row in rows])
-    return [
+    cells = [
         Cell(rows[0].policy, "head"),
         Cell(format_rough_duration(mean_s)),
         Cell(format_rough_duration(_mean([row.p50_jct_s for row in rows]))),
@@ -47,6 +48,8 @@ def _cells(rows: list[Row]) -> list[Cell]:
         Cell(f"{_mean([row.impact_factor for row in rows]):.3f}"),
         Cell(f"{_mean([float(row.restarts) for row in rows]):,.0f}"),
     ]
+    energy = [row.energy_joules for row in rows if row.energy_joules is not None]
+    return [*cells, Cell(f"{_mean(energy) / 3.6e6:,.0f} kWh")] if energy else cells
 
 
 def _notes(setting: Setting, rows: list[Row], predictions: str) -> list[str]:

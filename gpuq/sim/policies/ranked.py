@@ -5,8 +5,8 @@
     las2d      two-dimensional least attained service (Tiresias): queues by GPU time received, running jobs
                first and then first come inside
 
-One thing to know: a running job that stays among the chosen keeps its GPUs, so nobody is moved for the sake of packing
-unless a chosen job cannot be placed otherwise.
+One thing to know: a job is stopped only when one of better rank finds no other room, the worst by rank first; one that
+stays among the chosen keeps its GPUs unless a chosen job cannot be placed otherwise.
 """
 
 from __future__ import annotations
@@ -91,25 +91,65 @@ def let_run(world: World, ranked: Iterable[SimJob]) -> None:
 
 def _choose(world: World, ranked: list[SimJob]) -> tuple[list[SimJob], dict[int, Placement]]:
     """The jobs to run, and one way to place them all."""
-    board = Board(world.cluster)
+    trial = _Trial(world, ranked)
     chosen: list[SimJob] = []
     placed: dict[int, Placement] = {}
-    left = sum(board.left)
+    left = world.cluster.gpus
     for job in ranked:
         if job.gpus > left:
             continue
-        placement = job.placement
-        if placement is None or not board.fits(placement):
-            placement = find_fastest(board, job)
-            if placement is None:
-                continue
-        board.take(placement)
+        placement = trial.place(job)
+        if placement is None:
+            continue
         placed[job.order] = placement
         chosen.append(job)
         left -= job.gpus
         if left == 0:
             break
     return chosen, placed
+
+
+class _Trial:
+    """Running jobs hold their GPUs until one of better rank finds no other room; then the worst gives way first."""
+
+    def __init__(self, world: World, ranked: list[SimJob]) -> None:
+        self._board = world.board.copy()
+        self._holding = {job.order: job for job in ranked if job.placement is not None}  # best rank first
+
+    def place(self, job: SimJob) -> Placement | None:
+        """Where the next job by rank goes: where it runs, or its fastest GPU type that can be had."""
+        own = job.placement
+        if own is not None:
+            if self._holding.pop(job.order, None) is not None:
+                return own
+            if self._board.fits(own):
+                self._board.take(own)
+                return own
+        for type_ in types_by_speed(job) if len(job.speeds) > 1 else (0,):
+            found = self._board.find(job.gpus, type_) or self._clear(job.gpus, type_)
+            if found is not None:
+                self._board.take(found)
+                return found
+        return None
+
+    def _clear(self, gpus: int, type_: int) -> Placement | None:
+        """Let jobs go from this type, worst rank first, until that many GPUs fit; nobody goes when they never do."""
+        gone: list[SimJob] = []
+        for other in reversed(self._holding.values()):
+            if other.type != type_:
+                continue
+            assert other.placement is not None
+            self._board.give(other.placement)
+            gone.append(other)
+            found = self._board.find(gpus, type_)
+            if found is not None:
+                for each in gone:
+                    del self._holding[each.order]
+                return found
+        for each in gone:
+            assert each.placement is not None
+            self._board.take(each.placement)
+        return None
 
 
 def time_left_s(job: SimJob) -> float:

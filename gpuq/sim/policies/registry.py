@@ -33,6 +33,7 @@ class Entry(NamedTuple):
     summary: str
     perfect: bool = False  # it is told the true run times
     make_fixed: Callable[[], Policy] | None = None  # what it is where nothing may be stopped
+    sleeps: bool = False  # machines without jobs fall asleep
 
 
 POLICIES: Final[dict[str, Entry]] = {
@@ -62,6 +63,9 @@ POLICIES: Final[dict[str, Entry]] = {
         lambda: Easy("easypp", lambda job: job.estimate_s, run_s), False, "EASY with predictions, shortest behind"
     ),
     "easy": Entry(lambda: Easy("easy", lambda job: job.limit_s), False, "EASY backfill, estimates by owners"),
+    "sleep_easy": Entry(
+        lambda: Easy("sleep_easy", lambda job: job.limit_s), False, "easy, idle machines fall asleep", sleeps=True
+    ),
     "conservative": Entry(
         lambda: Conservative("conservative", lambda job: job.limit_s),
         False,
