@@ -325,7 +325,7 @@ _gpuq() {
             --plot) COMPREPLY=($(compgen -f -- "$word")); return ;;
         esac
         if [[ "$word" == -* ]]; then
-            COMPREPLY=($(compgen -W "--history --gpus --nodes-of --policy --load --seeds --predictions --fixed --restart --speeds --energy --plot --json --help" -- "$word"))
+            COMPREPLY=($(compgen -W "--history --gpus --nodes-of --policy --load --seeds --predictions --fixed --restart --speeds --sharing --energy --plot --json --help" -- "$word"))
         else
             COMPREPLY=($(compgen -f -- "$word"))
         fi

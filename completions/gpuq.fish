@@ -243,6 +243,7 @@ complete -c gpuq -n '__fish_seen_subcommand_from simulate' -l predictions -x -a 
 complete -c gpuq -n '__fish_seen_subcommand_from simulate' -l fixed -d 'Nothing may be stopped; then impact,greedy,sjf,saf,easypp,easy,fifo unless told.'
 complete -c gpuq -n '__fish_seen_subcommand_from simulate' -l restart -x -a '' -d 'What a stopped job loses when it runs again; 60s unless told.'
 complete -c gpuq -n '__fish_seen_subcommand_from simulate' -l speeds -r -F -d 'Throughput table; Gavel\'s measurements unless told.'
+complete -c gpuq -n '__fish_seen_subcommand_from simulate' -l sharing -d 'Two jobs may share GPUs; lucid does so.'
 complete -c gpuq -n '__fish_seen_subcommand_from simulate' -l energy -d 'Estimate the energy of machines and GPUs up to the last completion.'
 complete -c gpuq -n '__fish_seen_subcommand_from simulate' -l plot -r -F -d 'Draw who ran where and when into an HTML file.'
 complete -c gpuq -n '__fish_seen_subcommand_from simulate' -l json -d 'One JSON document on standard output; errors too.'

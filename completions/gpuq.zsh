@@ -415,6 +415,7 @@ _gpuq() {
                 '--fixed[Nothing may be stopped; then impact,greedy,sjf,saf,easypp,easy,fifo unless told.]' \
                 '--restart[What a stopped job loses when it runs again; 60s unless told.]:value: ' \
                 '--speeds[Throughput table; Gavel'\''s measurements unless told.]:value:_files' \
+                '--sharing[Two jobs may share GPUs; lucid does so.]' \
                 '--energy[Estimate the energy of machines and GPUs up to the last completion.]' \
                 '--plot[Draw who ran where and when into an HTML file.]:value:_files' \
                 '--json[One JSON document on standard output; errors too.]' \

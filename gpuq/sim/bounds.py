@@ -30,13 +30,16 @@ class BoundJob(NamedTuple):
     run_s: tuple[float, ...]  # per GPU type; inf: it cannot run there
 
 
-def lower_bound_s(jobs: Sequence[BoundJob], gpus: Sequence[int]) -> float:
-    """Lower bound on the mean of completion minus submission [s]; gpus: how many there are of each type."""
+def lower_bound_s(jobs: Sequence[BoundJob], gpus: Sequence[int], joint: float = 1.0) -> float:
+    """Lower bound on the mean of completion minus submission [s].
+
+    gpus: how many there are of each type; joint: the most that partners on one GPU progress together.
+    """
     types = range(len(gpus))
     best_s = [min(job.run_s) for job in jobs]
     candidates = [sum(best_s) / len(jobs)]
     for prices in _prices(jobs, len(gpus)):
-        speed = sum(gpus[k] * prices[k] for k in types)
+        speed = joint * sum(gpus[k] * prices[k] for k in types)
         sizes = [job.gpus * min(job.run_s[k] * prices[k] for k in types) / speed for job in jobs]
         work = [(job.submit_s, size) for job, size in zip(jobs, sizes, strict=True)]
         candidates.append(_srpt_mean_s(work))

@@ -19,6 +19,7 @@ from gpuq.sim.learnt import Learnt
 from gpuq.sim.policies.registry import find_policy
 from gpuq.sim.power import energy_joules
 from gpuq.sim.predictions import predict_all
+from gpuq.sim.sharing import MOST_JOINT_SPEED, utilisation_of
 from gpuq.sim.speeds import Speeds, Table
 from gpuq.sim.trace import Trace, TraceJob, load_of, scaled_to_load
 from gpuq.sim.world import Run, SimJob, Sleep, World
@@ -35,6 +36,7 @@ class Setting(NamedTuple):
     load: float | None  # of the cluster's mean speed; None when all jobs arrive at once
     dropped: int
     lower_bound_s: float
+    sharing: bool = False  # two jobs may share GPUs
 
 
 class Row(NamedTuple):
@@ -61,7 +63,9 @@ class Outcome(NamedTuple):
     runs: tuple[Run, ...]
 
 
-def prepare(trace: Trace, cluster: Cluster, load: float | None, table: Table | None = None) -> Setting:
+def prepare(
+    trace: Trace, cluster: Cluster, load: float | None, table: Table | None = None, sharing: bool = False
+) -> Setting:
     """Leave out what can run nowhere, and scale the submissions to the load. Raises UserError when nothing is left."""
     speeds = Speeds(cluster, table)
     kept = [(job, able) for job in trace.jobs for able in (_able(cluster, job, speeds.of(job)),) if any(able)]
@@ -80,13 +84,15 @@ def prepare(trace: Trace, cluster: Cluster, load: float | None, table: Table | N
         BoundJob(job.submit_s, job.gpus, tuple(job.duration_s / speed if speed else inf for speed in able))
         for job, (_, able) in zip(ready.jobs, kept, strict=True)
     ]
+    joint = MOST_JOINT_SPEED if sharing else 1.0
     return Setting(
         trace=ready,
         cluster=cluster,
         speeds=tuple(able for _, able in kept),
         load=load_of(ready, worth),
         dropped=len(trace.jobs) - len(kept),
-        lower_bound_s=lower_bound_s(bound_jobs, [cluster.gpus_of(type_) for type_ in types]),
+        lower_bound_s=lower_bound_s(bound_jobs, [cluster.gpus_of(type_) for type_ in types], joint),
+        sharing=sharing,
     )
 
 
@@ -122,7 +128,10 @@ def simulate(
     ]
     sleep = Sleep() if entry.sleeps else None
     learner = Learnt() if model == "learnt" else None
-    world = World(cluster, jobs, restart_s, keep_runs or energy, learner, sleep)
+    if setting.sharing:
+        for each in jobs:
+            each.utilisation = utilisation_of(each.id, each.model, seed)
+    world = World(cluster, jobs, restart_s, keep_runs or energy, learner, sleep, setting.sharing)
     world.run(entry.make_fixed() if fixed and entry.make_fixed else entry.make(), on_progress)
     jct_s = sorted(_flow_s(job) for job in world.ended)
     row = Row(

@@ -49,12 +49,19 @@ def rows_of(cluster: Cluster, runs: Sequence[Run]) -> list[tuple[int, Run]]:
         total += gpus
     free_at_s = [0.0] * total
     found: list[tuple[int, Run]] = []
+    taken: dict[tuple[str, float], list[int]] = {}  # rows by job and start, for its partner
     for run in sorted(runs, key=lambda run: (run.start_s, run.end_s)):
+        shared = taken.get((run.partner, run.start_s))
+        if shared is not None:
+            found += [(row, run) for row in shared]
+            continue
+        mine = taken[run.job, run.start_s] = []
         for node, count in run.placement:
             rows = range(first[node], first[node] + cluster.node_gpus[node])
             for row in sorted(rows, key=lambda row: (free_at_s[row], row))[:count]:
                 free_at_s[row] = run.end_s
                 found.append((row, run))
+                mine.append(row)
     return found
 
 

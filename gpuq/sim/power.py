@@ -54,7 +54,7 @@ def energy_joules(cluster: Cluster, runs: Sequence[Run], sleep: Sleep | None) ->
     for run in runs:
         for node, gpus in run.placement:
             spans[node].append((run.start_s, run.end_s))
-            held_s[node] += gpus * (run.end_s - run.start_s)
+            held_s[node] += gpus * (run.end_s - run.start_s) * (0.5 if run.partner else 1.0)
     total = 0.0
     for node, gpus in enumerate(cluster.node_gpus):
         asleep_s = 0.0 if sleep is None else _asleep_s(spans[node], until_s, sleep.after_s)

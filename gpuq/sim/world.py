@@ -1,4 +1,4 @@
-"""The virtual world: jobs arrive, run, are stopped and end on a virtual clock. Imports cluster and trace.
+"""The virtual world: jobs arrive, run, are stopped and end on a virtual clock. Imports cluster, sharing, trace.
 
 Work is measured in seconds on the reference GPU. A running job does `speed` of it per second; one that was stopped
 first pays the restart cost, holding its GPUs without progress. A policy is called after all that happens at one
@@ -16,6 +16,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from gpuq.sim.cluster import Board, Cluster, Placement
+from gpuq.sim.sharing import pair_speed
 from gpuq.sim.trace import TraceJob
 
 _SLACK_S = 1e-6
@@ -26,8 +27,8 @@ class SimJob:
 
     __slots__ = (
         "attained_s", "done_s", "end_s", "estimate_s", "first_start_s", "gpus", "id", "limit_s", "model", "name",
-        "order", "overhead_s", "placement", "ran_since_s", "restarts", "speed", "speeds", "stopped_s", "submit_s",
-        "type", "updated_s", "user", "version", "work_s",
+        "order", "overhead_s", "partner", "placement", "ran_since_s", "restarts", "span_since_s", "speed", "speeds",
+        "stopped_s", "submit_s", "type", "updated_s", "user", "utilisation", "version", "work_s",
     )  # fmt: skip
 
     def __init__(
@@ -51,7 +52,10 @@ class SimJob:
         self.speed = 0.0
         self.type = -1
         self.placement: Placement | None = None
+        self.partner: SimJob | None = None  # on the same GPUs
+        self.utilisation = 1.0  # of its GPUs when alone, 0 to 1
         self.ran_since_s = 0.0  # start of this run
+        self.span_since_s = 0.0  # since when it runs with this partner, or alone
         self.stopped_s = job.submit_s  # since when it waits
         self.first_start_s: float | None = None
         self.end_s: float | None = None
@@ -85,12 +89,13 @@ class SimJob:
 
 
 class Run(NamedTuple):
-    """One stay of a job on GPUs, for drawings and proofs."""
+    """One stay of a job on GPUs, alone or with one partner, for drawings and proofs."""
 
     job: str
     placement: Placement
     start_s: float
     end_s: float
+    partner: str = ""
 
 
 class Sleep(NamedTuple):
@@ -133,11 +138,13 @@ class World:
         keep_runs: bool = False,
         learner: Learner | None = None,
         sleep: Sleep | None = None,
+        sharing: bool = False,
     ) -> None:
         self.cluster = cluster
         self.board = Board(cluster)
         self.now_s = 0.0
         self.restart_s = restart_s
+        self.sharing = sharing  # whether two jobs may share GPUs
         self.waiting: dict[int, SimJob] = {}  # by order of submission
         self.running: dict[int, SimJob] = {}
         self.ended: list[SimJob] = []
@@ -153,16 +160,18 @@ class World:
 
     # --- what policies do ---------------------------------------------------------------------------------
 
-    def start(self, job: SimJob, placement: Placement) -> None:
-        """Run a waiting job on free GPUs."""
+    def start(self, job: SimJob, placement: Placement, partner: SimJob | None = None) -> None:
+        """Run a waiting job on free GPUs, or on all GPUs of a running partner."""
         assert job.order in self.waiting, f"job {job.id} does not wait"
-        assert self.board.fits(placement), f"job {job.id} was given GPUs that are not free"
+        assert partner is None or (self.sharing and partner.placement == placement and partner.partner is None)
+        assert partner is not None or self.board.fits(placement), f"job {job.id} was given GPUs that are not free"
         assert sum(count for _, count in placement) == job.gpus, f"job {job.id} was given the wrong number of GPUs"
         del self.waiting[job.order]
         self.running[job.order] = job
         sleeps = self._sleep is not None and self._sleeps(placement, self._sleep.after_s)
-        self.board.take(placement)
-        job.updated_s = job.ran_since_s = self.now_s
+        if partner is None:
+            self.board.take(placement)
+        job.updated_s = job.ran_since_s = job.span_since_s = self.now_s
         job.placement = placement
         job.type = self.cluster.node_types[placement[0][0]]
         job.speed = job.speeds[job.type]
@@ -175,7 +184,10 @@ class World:
             job.overhead_s = self.restart_s
         if self._sleep is not None and sleeps:
             job.overhead_s += self._sleep.wake_s
-        self._expect_end(job)
+        if partner is None:
+            self._expect_end(job)
+        else:
+            self._pair(job, partner)
 
     def stop(self, job: SimJob) -> None:
         """Stop a running job; it waits again with its work kept."""
@@ -219,6 +231,28 @@ class World:
         policy.schedule(self)
         return True
 
+    def _pair(self, job: SimJob, host: SimJob) -> None:
+        self._close_span(host)
+        job.partner, host.partner = host, job
+        speed = pair_speed(job.utilisation, host.utilisation)
+        for each in (job, host):
+            each.advance(self.now_s)
+            each.speed = each.speeds[each.type] * speed
+            self._expect_end(each)
+
+    def _part(self, job: SimJob, other: SimJob) -> None:
+        self._close_span(other)
+        job.partner = other.partner = None
+        other.advance(self.now_s)
+        other.speed = other.speeds[other.type]
+        self._expect_end(other)
+
+    def _close_span(self, job: SimJob) -> None:
+        if self.runs is not None and job.placement is not None and job.span_since_s < self.now_s:
+            partner = "" if job.partner is None else job.partner.id
+            self.runs.append(Run(job.id, job.placement, job.span_since_s, self.now_s, partner))
+        job.span_since_s = self.now_s
+
     def _sleeps(self, placement: Placement, after_s: float) -> bool:
         """Whether a machine of these sleeps now; its GPUs are not taken yet."""
         sizes, free = self.cluster.node_gpus, self.board.free
@@ -248,11 +282,15 @@ class World:
     def _leave(self, job: SimJob) -> None:
         assert job.placement is not None
         if self.runs is not None:
-            self.runs.append(Run(job.id, job.placement, job.ran_since_s, self.now_s))
-        self.board.give(job.placement)
-        if self._sleep is not None:
-            for node, _ in job.placement:
-                self._idle_since_s[node] = self.now_s
+            partner = "" if job.partner is None else job.partner.id
+            self.runs.append(Run(job.id, job.placement, job.span_since_s, self.now_s, partner))
+        if job.partner is not None:
+            self._part(job, job.partner)
+        else:
+            self.board.give(job.placement)
+            if self._sleep is not None:
+                for node, _ in job.placement:
+                    self._idle_since_s[node] = self.now_s
         job.placement = None
         job.version += 1
         del self.running[job.order]

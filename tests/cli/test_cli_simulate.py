@@ -72,3 +72,21 @@ def test_mistakes_get_a_sentence_and_a_way_out(words: tuple[str, ...], said: str
     assert done.stdout == ""
     assert said in done.stderr.splitlines()[0]
     assert len(done.stderr.splitlines()) == 2
+
+
+def test_energy_and_sharing_show_in_the_table(tmp_path: Path) -> None:
+    """A sacct export with energy gets a column in kWh; sharing jobs end sooner; a type of unknown draw is refused."""
+    export = tmp_path / "week.txt"
+    rows = "".join(f"{number}|{100 * number}|3600|gres/gpu=1|anna\n" for number in range(1, 30))
+    export.write_text("JobIDRaw|Submit|ElapsedRaw|AllocTRES|User\n" + rows)
+    words = (str(export), "--gpus", "A100:4", "--policy", "lucid", "--predictions", "learnt", "--energy")
+    done = simulate(*words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].endswith("ENERGY")
+    assert done.stdout.splitlines()[1].endswith("kWh")
+    alone, shared = (
+        json.loads(simulate(*words, "--json", *more).stdout)["rows"][0] for more in ((), ("--sharing",))
+    )
+    assert 0 < shared["energy_joules"] < alone["energy_joules"]
+    assert shared["mean_jct_s"] < alone["mean_jct_s"]
+    assert "Nobody knows how much power a K80 draws." in simulate("mixed", "--policy", "fifo", "--energy").stderr

@@ -63,7 +63,8 @@ def _setting(values: Values) -> Setting:
     trace, gpus = trace_and_gpus(values)
     speeds = values.text("speeds")
     cluster = parse_cluster(gpus, typed.number(values, "nodes_of", 1024, default=8))
-    return prepare(trace, cluster, typed.load(values), read_table(Path(speeds) if speeds else None))
+    table = read_table(Path(speeds) if speeds else None)
+    return prepare(trace, cluster, typed.load(values), table, values.flag("sharing"))
 
 
 class _Progress:
@@ -119,6 +120,7 @@ _OPTIONS: tuple[Any, ...] = (
     Option(("--fixed",), f"Nothing may be stopped; then {_FIXED_POLICIES} unless told."),
     Option(("--restart",), "What a stopped job loses when it runs again; 60s unless told.", "TIME"),
     Option(("--speeds",), "Throughput table; Gavel's measurements unless told.", "FILE", completes="files"),
+    Option(("--sharing",), "Two jobs may share GPUs; lucid does so."),
     Option(("--energy",), "Estimate the energy of machines and GPUs up to the last completion."),
     Option(("--plot",), "Draw who ran where and when into an HTML file.", "FILE", completes="files"),
     JSON,

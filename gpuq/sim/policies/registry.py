@@ -16,6 +16,7 @@ from gpuq.sim.policies.backfill import Easy
 from gpuq.sim.policies.conservative import Conservative
 from gpuq.sim.policies.gavel import Gavel, least_makespan, max_min, shortest_first
 from gpuq.sim.policies.gittins import Gittins
+from gpuq.sim.policies.lucid import Lucid
 from gpuq.sim.policies.ordered import Ordered, gpu_time_s, run_s, submitted_s
 from gpuq.sim.policies.planned import Planned
 from gpuq.sim.policies.ranked import LeastAttained, Ranked, gpu_time_left_s, time_left_s
@@ -63,6 +64,7 @@ POLICIES: Final[dict[str, Entry]] = {
         lambda: Easy("easypp", lambda job: job.estimate_s, run_s), False, "EASY with predictions, shortest behind"
     ),
     "easy": Entry(lambda: Easy("easy", lambda job: job.limit_s), False, "EASY backfill, estimates by owners"),
+    "lucid": Entry(Lucid, False, "saf, and light jobs share GPUs where --sharing allows it (Lucid)"),
     "sleep_easy": Entry(
         lambda: Easy("sleep_easy", lambda job: job.limit_s), False, "easy, idle machines fall asleep", sleeps=True
     ),
