@@ -1,8 +1,9 @@
 """`make bench-policies TRACES=folder`: scheduling policies on public traces, into docs/policies.md.
 
 Suites: H (equal GPUs, jobs may be stopped), F (equal GPUs, nothing may be stopped), T (three GPU types with measured
-speeds, jobs may be stopped), FT (three types, nothing may be stopped). Every policy of a row gets the same trace,
-predictions and restart cost.
+speeds, jobs may be stopped), S (as T, two jobs may share GPUs), FT (three types, nothing may be stopped), FC (a part of
+FT, small enough for a solver at every decision). Every policy of a row gets the same trace, predictions and restart
+cost.
 
 One thing to know: the folder is laid out as the table of suites below names its files, and is not part of gpuq; the
 first part of the report compares the simulator with reference runs kept beside the traces.
@@ -37,13 +38,16 @@ TYPES = {
     "gavel/philly_models_103959_s0": "V100:16,P100:16,K80:16", "gavel/philly_models_ed69ec_s0": "V100:8,P100:8,K80:8",
     "gavel/continuous_multi_s0": "V100:16,P100:16,K80:16",
 }  # fmt: skip
-STOPPING = ("impact", "srsf", "srtf", "las2d")
+STOPPING = ("impact", "srsf", "srtf", "las2d", "gittins2d")
+GAVEL = ("gavel_maxmin", "gavel_makespan", "gavel_sjf")
 FIXED = ("greedy", "sjf", "saf", "easypp", "fifo_firstfit")
 SUITES = {
     "H": ({name: f"V100:{gpus}" for name, gpus in EQUAL.items()}, (*STOPPING, "sjf", "saf")),
     "F": ({name: f"V100:{gpus}" for name, gpus in EQUAL.items()}, FIXED),
-    "T": (TYPES, (*STOPPING, "sjf", "saf")),
+    "T": (TYPES, (*STOPPING, *GAVEL)),
+    "S": (TYPES, ("impact", "lucid")),
     "FT": (TYPES, FIXED),
+    "FC": ({name: gpus for name, gpus in TYPES.items() if "philly" in name}, ("impact", "greedy", "sjf")),
 }
 REFERENCE_NAMES = {
     "fifo": "fifo", "fifo_firstfit": "fifo_firstfit", "easy_perfect": "easy_perfect", "sjf_perfect": "sjf_perfect",
@@ -63,12 +67,13 @@ class Case(NamedTuple):
     seeds: int
     nodes_of: int = 8
     fixed: bool = False
+    sharing: bool = False
 
 
 def run(case: Case) -> list[Row]:
     """All policies and seeds of a case."""
     trace = read_trace(case.folder / f"{case.trace}.csv")
-    setting = prepare(trace, parse_cluster(case.gpus, case.nodes_of), case.load, read_table())
+    setting = prepare(trace, parse_cluster(case.gpus, case.nodes_of), case.load, read_table(), case.sharing)
     return [
         simulate(setting, policy, seed, fixed=case.fixed).row for policy in case.policies for seed in range(case.seeds)
     ]
@@ -88,9 +93,10 @@ def suite_lines(pool: ProcessPoolExecutor, name: str, folder: Path, seeds: int) 
     """Mean and p99 JCT of every policy relative to EASY, per setting and in the geometric mean."""
     traces, policies = SUITES[name]
     named = ("easy", *policies)
-    fixed = name.startswith("F")
     cases = [
-        Case(folder, trace, gpus, load, named, seeds, fixed=fixed) for trace, gpus in traces.items() for load in LOADS
+        Case(folder, trace, gpus, load, named, seeds, fixed=name.startswith("F"), sharing=name == "S")
+        for trace, gpus in traces.items()
+        for load in LOADS
     ]
     yield f"\n## Suite {name}\n"
     yield "Mean JCT / p99 JCT relative to EASY with the owners' estimates, and mean JCT over the lower bound.\n"

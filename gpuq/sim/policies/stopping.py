@@ -7,6 +7,9 @@ The effective work left comes from learn.calibration, which learns how good the 
 ended so far, separately for jobs of one, a few and many GPUs. core.market finds the prices of the GPU types, jobs are
 served in the order in which they exceed them, each on the type where it does by most. The age term bounds the tail.
 
+Where GPUs may be shared, a waiting job joins a running one of as many GPUs when what it does there is worth more than
+what its host loses. It moves to GPUs of its own when its turn comes.
+
 One thing to know: a running job bids more for the type it is on than its work says, and less for another, so that
 nobody is stopped or moved for next to nothing.
 """
@@ -19,13 +22,15 @@ from typing import Final
 from gpuq.core.market import Bid, clearing_prices, preferred_types, urgency
 from gpuq.learn.calibration import Calibration
 from gpuq.sim.cluster import Board, Placement
+from gpuq.sim.sharing import pair_speed
 from gpuq.sim.world import SimJob, World
 
-AGE_S: Final = 300 * 3600.0
+AGE_S: Final = 330 * 3600.0
 AGE_POWER: Final = 3.0
 KEEPING: Final = 1.3  # factor on the bids of a job that runs already
 MOVING: Final = 1.1  # factor on its bid where it runs, and divisor where it does not
 FEW_GPUS: Final = 4
+LEAST_PAIR_SPEED: Final = 0.6  # of running alone; partners that slow each other more are not put together
 
 
 class Stopping:
@@ -57,6 +62,8 @@ class Stopping:
             prices = self._prices = clearing_prices(list(bids.values()), capacity, self._prices)
         active.sort(key=lambda job: (-urgency(bids[job.order], prices), job.order))
         serve(world, active, {order: preferred_types(bid, prices) for order, bid in bids.items()})
+        if world.sharing:
+            share(world, [job for job in active if job.order in world.waiting], bids)
 
     def _calibration(self, job: SimJob) -> Calibration:
         return self._calibrations[0 if job.gpus == 1 else 1 if job.gpus <= FEW_GPUS else 2]
@@ -78,34 +85,90 @@ class Stopping:
 def serve(world: World, ranked: list[SimJob], types: dict[int, list[int]]) -> None:
     """Run the jobs in this order, each on the first of its types with room; the others are stopped."""
     board = Board(world.cluster)
-    chosen: list[tuple[SimJob, Placement]] = []
+    trial: dict[int, Placement] = {}
+    jobs: list[SimJob] = []
     left = sum(board.left)
     for job in ranked:
-        placement = _find(board, job, types[job.order]) if job.gpus <= left else None
-        if placement is None:
+        if job.gpus > left or not _place(board, job, types[job.order], jobs, trial):
             continue
-        board.take(placement)
-        chosen.append((job, placement))
+        jobs.append(job)
         left -= job.gpus
         if left == 0:
             break
-    places = _packed(world, chosen) or {job.order: placement for job, placement in chosen}
-    for job in list(world.running.values()):
-        if places.get(job.order) != job.placement:
-            world.stop(job)
+    chosen = [(job, trial[job.order]) for job in jobs]
+    places = _packed(world, chosen) or trial
+    for job in _leaving(world, places):
+        world.stop(job)
     for job, _ in chosen:
         if job.placement is None:
             world.start(job, places[job.order])
 
 
-def _find(board: Board, job: SimJob, types: list[int]) -> Placement | None:
+def _leaving(world: World, places: dict[int, Placement]) -> list[SimJob]:
+    """Running jobs that are not to go on where they are; a guest goes on with a host that does."""
+    return [
+        job
+        for job in world.running.values()
+        if places.get(job.order) != job.placement
+        and (job.order in places or job.partner is None or places.get(job.partner.order) != job.placement)
+    ]
+
+
+def share(world: World, waiting: list[SimJob], bids: dict[int, Bid]) -> None:
+    """Let waiting jobs join running ones where both together are worth more than the host alone."""
+    hosts = [job for job in world.running.values() if job.partner is None]
+    for job in waiting:
+        best, most = None, 0.0
+        for host in hosts:
+            if host.gpus != job.gpus or job.speeds[host.type] <= 0.0 or host.placement is None:
+                continue
+            speed = pair_speed(host.utilisation, job.utilisation)
+            if speed < LEAST_PAIR_SPEED:
+                continue
+            gain = bids[job.order].values[host.type] * speed - bids[host.order].values[host.type] * (1.0 - speed)
+            if gain > most:
+                best, most = host, gain
+        if best is not None and best.placement is not None:
+            world.start(job, best.placement, partner=best)
+            hosts.remove(best)
+
+
+def _place(
+    board: Board, job: SimJob, types: list[int], jobs: list[SimJob], trial: dict[int, Placement]
+) -> bool:
+    """Find room for the job on the first of its types that has it, if need be by moving the others together."""
     for type_ in types:
         if job.placement is not None and job.type == type_ and board.fits(job.placement):
-            return job.placement
-        placement = board.find(job.gpus, type_)
+            placement: Placement | None = job.placement
+        else:
+            placement = board.find(job.gpus, type_)
         if placement is not None:
-            return placement
-    return None
+            board.take(placement)
+            trial[job.order] = placement
+            return True
+        if board.left[type_] >= job.gpus and _repack(board, job, type_, jobs, trial):
+            return True
+    return False
+
+
+def _repack(board: Board, job: SimJob, type_: int, jobs: list[SimJob], trial: dict[int, Placement]) -> bool:
+    """Place all jobs of the type anew, the largest first, so that the GPUs left over lie together."""
+    node_types = board.cluster.node_types
+    there = [each for each in jobs if node_types[trial[each.order][0][0]] == type_]
+    fresh = Board(board.cluster)
+    places: dict[int, Placement] = {}
+    for each in sorted((*there, job), key=lambda each: (-each.gpus, each.order)):
+        found = fresh.find(each.gpus, type_)
+        if found is None:
+            return False
+        fresh.take(found)
+        places[each.order] = found
+    for each in there:
+        board.give(trial[each.order])
+    for found in places.values():
+        board.take(found)
+    trial.update(places)
+    return True
 
 
 def _packed(world: World, chosen: list[tuple[SimJob, Placement]]) -> dict[int, Placement] | None:
@@ -114,7 +177,8 @@ def _packed(world: World, chosen: list[tuple[SimJob, Placement]]) -> dict[int, P
     places: dict[int, Placement] = {}
     node_types = world.cluster.node_types
     for job, placement in chosen:
-        if job.placement is not None and job.type == node_types[placement[0][0]]:
+        stays = job.placement is not None and job.type == node_types[placement[0][0]]
+        if stays and job.placement is not None and (job.partner is None or job.placement == placement):
             board.take(job.placement)
             places[job.order] = job.placement
     for job, placement in chosen:
