@@ -444,3 +444,33 @@ def test_the_planner_protocol_is_kept() -> None:
     problem = snapshot(state, stamp())
     assert greedy.Greedy().plan(problem) == greedy.plan(problem)
     assert problem.machines[0].node == NodeName("mill")
+
+
+# --- what a solver asks of it -----------------------------------------------------------------------------
+
+
+def test_directed_jobs_go_first_and_where_they_may() -> None:
+    """The long job is directed to the V100 ahead of the short one, which then gets the A100."""
+    state = cluster(node("mill", "A100"), node("barn", "V100"))
+    remember(state, "long", *[7200.0] * 3)
+    remember(state, "short", *[60.0] * 3)
+    long, short = submit(state, name="long"), submit(state, name="short")
+    problem = snapshot(state, stamp())
+    number = {queue.heads[0].job: at for at, queue in enumerate(problem.queues)}
+    slow = next(at for at, site in enumerate(problem.queues[number[long]].sites) if site.type.startswith("V100"))
+    plan = greedy.plan_directed(problem, [greedy.Directed(number[long], frozenset({slow}))])
+    check_plan(problem, plan)
+    assert started(plan) == {long: "barn", short: "mill"}
+    assert list(plan.estimates) == [long, short]
+
+
+def test_a_direction_makes_no_gpu_idle_on_a_guess() -> None:
+    """A job of unknown length is directed to a GPU that frees later: it takes the one that is free now."""
+    state = cluster(node("mill", "A100"), node("barn", "V100"))
+    place(state, submit(state, name="holder"), "mill")
+    unknown = submit(state, name="unknown")
+    problem = snapshot(state, stamp(1.0))
+    fast = next(at for at, site in enumerate(problem.queues[0].sites) if site.type.startswith("A100"))
+    plan = greedy.plan_directed(problem, [greedy.Directed(0, frozenset({fast}))])
+    check_plan(problem, plan)
+    assert started(plan) == {unknown: "barn"}
