@@ -18,7 +18,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -102,31 +102,50 @@ def suite_lines(pool: ProcessPoolExecutor, name: str, folder: Path, seeds: int) 
     yield "Mean JCT / p99 JCT relative to EASY with the owners' estimates, and mean JCT over the lower bound.\n"
     yield f"| trace | load | EASY mean h / p99 h | {' | '.join(policies)} |"
     yield f"|---|---|---|{'---|' * len(policies)}"
-    ratios: dict[str, list[tuple[float, float, float, float]]] = {policy: [] for policy in policies}
-    for case, rows in zip(cases, pool.map(run, cases), strict=True):
-        of = {policy: [row for row in rows if row.policy == policy] for policy in named}
-        base_mean = mean([row.mean_jct_s for row in of["easy"]])
-        base_p99 = mean([row.p99_jct_s for row in of["easy"]])
-        cells = []
-        for policy in policies:
-            found = (
-                mean([row.mean_jct_s for row in of[policy]]) / base_mean,
-                mean([row.p99_jct_s for row in of[policy]]) / base_p99,
-                mean([row.mean_jct_s / row.lower_bound_s for row in of[policy]]),
-                mean([row.max_slowdown for row in of[policy]]),
-            )
-            ratios[policy].append(found)
-            cells.append(f"{found[0]:.3f} / {found[1]:.2f} / {found[2]:.2f}")
-        yield (
-            f"| {case.trace} | {case.load} | {base_mean / 3600:.1f} / {base_p99 / 3600:.0f} | {' | '.join(cells)} |"
-        )
-    cells = []
-    for policy in policies:
-        mean_jct, p99_jct, over_bound = (geometric([each[at] for each in ratios[policy]]) for at in range(3))
-        cells.append(f"{mean_jct:.3f} / {p99_jct:.2f} / {over_bound:.2f}")
+    found: list[dict[str, list[Row]]] = []
+    for case, of in zip(cases, rows_by_policy(pool, cases), strict=True):
+        found.append(of)
+        base_mean = mean([row.mean_jct_s for row in of["easy"]]) / 3600
+        base_p99 = mean([row.p99_jct_s for row in of["easy"]]) / 3600
+        cells = [cell(against_easy([of], policy, range(seeds))) for policy in policies]
+        yield f"| {case.trace} | {case.load} | {base_mean:.1f} / {base_p99:.0f} | {' | '.join(cells)} |"
+    cells = [cell(against_easy(found, policy, range(seeds))) for policy in policies]
     yield f"| **geometric mean** | | | {' | '.join(cells)} |"
-    worst = [f"{max(each[3] for each in ratios[policy]):,.0f}" for policy in policies]
+    if seeds > 1:
+        cells = [spread([against_easy(found, policy, (seed,)) for seed in range(seeds)]) for policy in policies]
+        yield f"| least to most of a seed | | | {' | '.join(cells)} |"
+    worst = [f"{max(mean([row.max_slowdown for row in of[policy]]) for of in found):,.0f}" for policy in policies]
     yield f"| worst slow-down | | | {' | '.join(worst)} |"
+
+
+def rows_by_policy(pool: ProcessPoolExecutor, cases: list[Case]) -> Iterator[dict[str, list[Row]]]:
+    """The rows of each case in order; policies of a case run beside one another."""
+    parts = [case._replace(policies=(policy,)) for case in cases for policy in case.policies]
+    done = pool.map(run, parts)
+    for case in cases:
+        yield {policy: next(done) for policy in case.policies}
+
+
+def against_easy(found: list[dict[str, list[Row]]], policy: str, seeds: Sequence[int]) -> tuple[float, float, float]:
+    """Mean JCT and p99 JCT relative to EASY, and mean JCT over the bound: geometric means over cases."""
+    of_mean, of_p99, over_bound = [], [], []
+    for of in found:
+        rows, easy = ([of[name][seed] for seed in seeds] for name in (policy, "easy"))
+        of_mean.append(mean([row.mean_jct_s for row in rows]) / mean([row.mean_jct_s for row in easy]))
+        of_p99.append(mean([row.p99_jct_s for row in rows]) / mean([row.p99_jct_s for row in easy]))
+        over_bound.append(mean([row.mean_jct_s / row.lower_bound_s for row in rows]))
+    return geometric(of_mean), geometric(of_p99), geometric(over_bound)
+
+
+def cell(found: tuple[float, float, float]) -> str:
+    """As the table has it."""
+    return f"{found[0]:.3f} / {found[1]:.2f} / {found[2]:.2f}"
+
+
+def spread(of_seeds: list[tuple[float, float, float]]) -> str:
+    """Least and most of the first two over seeds."""
+    means, p99s = ([each[at] for each in of_seeds] for at in (0, 1))
+    return f"{min(means):.3f}-{max(means):.3f} / {min(p99s):.2f}-{max(p99s):.2f}"
 
 
 def reference_lines(pool: ProcessPoolExecutor, folder: Path) -> Iterator[str]:
