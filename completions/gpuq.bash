@@ -11,7 +11,7 @@ _gpuq() {
     local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"
     COMPREPLY=()
     if (( COMP_CWORD == 1 )); then
-        COMPREPLY=($(compgen -W "submit run status show logs wait cancel why attach hold release requeue update history prune nodes gpus drain resume daemon config doctor simulate demo completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "submit run status show logs wait cancel why attach progress hold release requeue update history report prune nodes gpus drain resume daemon config doctor simulate demo completion --help --version" -- "$word"))
         return
     fi
     case "${COMP_WORDS[1]}" in
@@ -176,6 +176,13 @@ _gpuq() {
             COMPREPLY=($(compgen -W "$(gpuq complete jobs 2>/dev/null)" -- "$word"))
         fi
         ;;
+    progress)
+        if [[ "$word" == -* ]]; then
+            COMPREPLY=($(compgen -W "--json --help" -- "$word"))
+        else
+            COMPREPLY=()
+        fi
+        ;;
     hold)
         if [[ "$word" == -* ]]; then
             COMPREPLY=($(compgen -W "-q --quiet --json --help" -- "$word"))
@@ -242,6 +249,17 @@ _gpuq() {
             COMPREPLY=($(compgen -W "-u --user --me -t --states --state -n --name -w --nodelist --node --since --until --limit -o --format --noheader --json --help" -- "$word"))
         else
             COMPREPLY=($(compgen -W "$(gpuq complete jobs 2>/dev/null)" -- "$word"))
+        fi
+        ;;
+    report)
+        case "$before" in
+            --since) COMPREPLY=(); return ;;
+            -u|--user) COMPREPLY=(); return ;;
+        esac
+        if [[ "$word" == -* ]]; then
+            COMPREPLY=($(compgen -W "--predictions --since -u --user --json --help" -- "$word"))
+        else
+            COMPREPLY=()
         fi
         ;;
     prune)

@@ -16,11 +16,13 @@ _gpuq() {
             'cancel:End jobs, or send them a signal.'
             'why:Why a job waits, and what would start it sooner.'
             'attach:Follow a running job'\''s output; Ctrl-C detaches.'
+            'progress:From inside a job\: how much of its work is done.'
             'hold:Keep waiting jobs from starting.'
             'release:Let held jobs start.'
             'requeue:Run jobs again under the same id.'
             'update:Change a waiting job, or the time limit of a running one.'
             'history:Jobs that have ended.'
+            'report:How good predictions of run times have been.'
             'prune:Forget jobs that ended long ago.'
             'nodes:Machines and their state.'
             'gpus:GPUs\: use, memory, power, and who holds them.'
@@ -264,6 +266,11 @@ _gpuq() {
                 '--help[Show the options.]' \
                 ':job:_gpuq_jobs'
             ;;
+        progress)
+            _arguments '--json[One JSON document on standard output; errors too.]' \
+                '--help[Show the options.]' \
+                ':fraction: '
+            ;;
         hold)
             _arguments '-q[Nothing on success; errors are still said.]' \
                 '--quiet[Nothing on success; errors are still said.]' \
@@ -350,6 +357,14 @@ _gpuq() {
                 '--json[One JSON document on standard output; errors too.]' \
                 '--help[Show the options.]' \
                 '*:jobs:_gpuq_jobs'
+            ;;
+        report)
+            _arguments '--predictions[How good predictions of run times were.]' \
+                '--since[Jobs that ended at or after\: 30d (ago; default), 2026-05-01.]:value: ' \
+                '-u[Only jobs of this user.]:value: ' \
+                '--user[Only jobs of this user.]:value: ' \
+                '--json[One JSON document on standard output; errors too.]' \
+                '--help[Show the options.]'
             ;;
         prune)
             _arguments '--older-than[Those that ended longer ago than this\: 30d, 12h.]:value: ' \

@@ -1,7 +1,7 @@
 """From a `start` request to files in the spool. Owns what is written before a shim is asked for.
 
-May import: containment, failpoints, spool. One thing to know: secrets (environment, script) are files of their own,
-so that they can be deleted while the rest of the description stays.
+May import: containment, failpoints, progress, spool. One thing to know: secrets (environment, script) are files of
+their own, so that they can be deleted while the rest of the description stays.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import binascii
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import spool
+from . import progress, spool
 from .containment import Containment
 from .failpoints import reach
 
@@ -32,7 +32,7 @@ def write_attempt(directory: str, spec: Dict[str, Any], containment: Containment
         environment, error = _with_indices(environment, spec.get("gpus") or [], gpus)
     if script is not None:
         spool.write_file(directory, spool.SCRIPT, script, mode=0o700)
-    spool.write_file(directory, spool.ENVIRONMENT, environment)
+    spool.write_file(directory, spool.ENVIRONMENT, progress.with_variable(environment, directory))
     public = {name: value for name, value in spec.items() if name not in ("environment", "script")}
     public.update(containment=containment.as_json(), error=error)
     if script is not None:

@@ -1,7 +1,7 @@
 """What the spool says about an attempt. Owns the phases of the protocol and how each is told from files and locks.
 
-May import: containment, failpoints, linux, spool. One thing to know: nothing here has a memory; after any crash the
-same files give the same answer.
+May import: containment, failpoints, linux, progress, spool. One thing to know: nothing here has a memory; after
+any crash the same files give the same answer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import enum
 import os
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from . import containment, linux, spool
+from . import containment, linux, progress, spool
 from .failpoints import mutant
 
 
@@ -76,6 +76,9 @@ def _alive(directory: str, claim: Dict[str, Any]) -> Verdict:
         "shim_pid": claim.get("shim_pid"),
         "stopping": stop.get("reason"),
     }
+    done = progress.fraction(directory)
+    if done is not None:
+        fields["progress"] = done
     return Verdict(Phase.RUNNING, fields, claim)
 
 

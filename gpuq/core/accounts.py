@@ -164,4 +164,4 @@ def _protected_s(state: ClusterState, job: Job, weights: Weights) -> float:
     """From its start on, how long a job is left alone."""
     if job.spec.preemptible:
         return job.spec.min_runtime_s
-    return predict(state, job, weights).on(state.attempt_speed(job))
+    return predict(state, job, weights).on(state.job_speed(job))

@@ -34,6 +34,7 @@ from gpuq.core.events import (
     NodeChanged,
     NodeDrained,
     NodeResumed,
+    ProgressMade,
     ReachChanged,
     ReleaseAttempt,
     SetLimit,
@@ -46,6 +47,7 @@ from gpuq.core.events import (
     StrayGone,
 )
 from gpuq.core.model import Attempt, AttemptId, Change, Job, JobId, Setting, Stamp
+from gpuq.core.progress import with_report
 from gpuq.core.state import ClusterState, Stray
 from gpuq.core.states import JobState as S
 from gpuq.core.states import Reason, Step, check_transition
@@ -115,6 +117,7 @@ def _placed(state: ClusterState, event: JobPlaced, stamp: Stamp) -> list[AnyActi
         number=job.attempt.number + 1 if job.attempt else 0,
         node=event.node,
         gpus=event.gpus,
+        predicted_s=event.predicted_s,
         placed_at=stamp.wall_s,
         placed_steady_s=stamp.steady_s,
     )
@@ -136,6 +139,14 @@ def _started(state: ClusterState, event: AttemptStarted, stamp: Stamp) -> list[A
     started = replace(job, state=S.RUNNING, attempt=attempt)
     state.put(started)
     state.requeue_children(started)
+    return []
+
+
+def _progress_made(state: ClusterState, event: ProgressMade, stamp: Stamp) -> list[AnyAction]:
+    job = state.jobs[event.job]
+    attempt = _attempt_of(job, event.attempt)
+    reports = with_report(attempt.progress, stamp.steady_s, event.fraction)
+    state.put(replace(job, attempt=replace(attempt, progress=reports)))
     return []
 
 
@@ -331,5 +342,5 @@ _APPLY: dict[type, Callable[[ClusterState, Any, Stamp], list[AnyAction]]] = {
     JobRequeued: _requeued, JobUpdated: _updated, JobSignalled: _signalled, JobsForgotten: _forgotten,
     NodeChanged: _node_changed, ReachChanged: _reach_changed, GpusChanged: _gpus_changed,
     NodeDrained: _drained, NodeResumed: _resumed, StrayFound: _stray_found, StrayGone: _stray_gone,
-    SettingChanged: _setting_changed,
+    SettingChanged: _setting_changed, ProgressMade: _progress_made,
 }  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from gpuq.core import fit
+from gpuq.core.estimate import predict
 from gpuq.core.events import (
     AnyAction,
     AnyEvent,
@@ -17,6 +18,7 @@ from gpuq.core.events import (
     AttemptStarted,
     FenceAttempt,
     JobPlaced,
+    ProgressMade,
     ReleaseAttempt,
     StartAttempt,
     StopAttempt,
@@ -24,6 +26,7 @@ from gpuq.core.events import (
     StrayGone,
 )
 from gpuq.core.model import Attempt, AttemptId, Exit, Hold, Job, NodeName, Stamp, StopKind, StopOrder
+from gpuq.core.progress import is_fraction, is_news
 from gpuq.core.requests import AttemptReport, Place
 from gpuq.core.state import ClusterState
 from gpuq.core.states import JobState as S
@@ -43,7 +46,18 @@ def place(state: ClusterState, request: Place, now: Stamp) -> Found:
     obstacle = fit.check(state, placement, now)
     if obstacle is not None:
         return [], [], [f"job {placement.job} was not started: {obstacle.message}"]
-    placed = JobPlaced(job=placement.job, attempt=request.attempt, node=placement.node, gpus=placement.gpus)
+    job = state.jobs[placement.job]
+    prediction, factors = predict(state, job), state.factors(job.owner.name, job.spec.name)
+    speed = state.speed_of(placement.node, placement.gpus)
+    if factors and placement.gpus:
+        speed *= factors.get(state.type_of(placement.node, placement.gpus[0]), 1.0)
+    placed = JobPlaced(
+        job=placement.job,
+        attempt=request.attempt,
+        node=placement.node,
+        gpus=placement.gpus,
+        predicted_s=prediction.quantiles_on(speed),
+    )
     return [placed], [], []
 
 
@@ -58,7 +72,7 @@ def report(state: ClusterState, request: AttemptReport, now: Stamp) -> Found:
     if attempt.node != request.node:
         return [], [], [f"node {request.node} reports attempt {attempt.id}, which runs on {attempt.node}: ignored"]
     if request.phase == "running":
-        return _running(job, attempt, request)
+        return _running(job, attempt, request, now)
     if request.phase == "ending":
         return _ending(job, attempt, request)
     if request.phase in ("ended", "lost", "fenced"):
@@ -117,10 +131,13 @@ def _started_event(job: Job, attempt: Attempt, request: AttemptReport) -> Attemp
     )
 
 
-def _running(job: Job, attempt: Attempt, request: AttemptReport) -> Found:
+def _running(job: Job, attempt: Attempt, request: AttemptReport, now: Stamp) -> Found:
     events: list[AnyEvent] = []
     if job.state is S.CONFIGURING:
         events.append(_started_event(job, attempt, request))
+    done = request.progress
+    if done is not None and is_fraction(done) and is_news(attempt.progress, now.steady_s, done):
+        events.append(ProgressMade(job=job.id, attempt=attempt.id, fraction=done))
     return events, [], []
 
 

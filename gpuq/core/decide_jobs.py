@@ -25,6 +25,7 @@ from gpuq.core.events import (
     JobSignalled,
     JobsSubmitted,
     JobUpdated,
+    ProgressMade,
     StopOrdered,
 )
 from gpuq.core.model import (
@@ -39,7 +40,18 @@ from gpuq.core.model import (
     StopOrder,
     User,
 )
-from gpuq.core.requests import Cancel, HoldJobs, Prune, ReleaseJobs, Requeue, Signal, Submit, Update
+from gpuq.core.progress import is_fraction, is_news
+from gpuq.core.requests import (
+    Cancel,
+    HoldJobs,
+    Prune,
+    ReleaseJobs,
+    ReportProgress,
+    Requeue,
+    Signal,
+    Submit,
+    Update,
+)
 from gpuq.core.state import ClusterState
 from gpuq.core.states import JobState as S
 from gpuq.core.states import Reason
@@ -188,6 +200,21 @@ def signal(state: ClusterState, request: Signal, now: Stamp) -> Found:
             JobSignalled(job=job.id, attempt=job.attempt.id, signal=request.signal, by=request.by.name)
         )
     return events, [], []
+
+
+def progress(state: ClusterState, request: ReportProgress, now: Stamp) -> Found:
+    """Keep what a running job says of itself, unless it says much the same all the time."""
+    if not is_fraction(request.fraction):
+        raise UsageError(f"Progress is a number from 0 to 1, not {request.fraction:g}.")
+    jobs = _mine(state, (request.job,), request.by)
+    if len(jobs) > 1:
+        raise UsageError(f"{request.job} is an array: progress is of one of its tasks.", f"Name it: {jobs[0].id}")
+    job = jobs[0]
+    if job.state is not S.RUNNING or job.attempt is None:
+        raise Refused(f"Job {job.id} is {job.state.value}: only a running job makes progress.")
+    if not is_news(job.attempt.progress, now.steady_s, request.fraction):
+        return [], [], []
+    return [ProgressMade(job=job.id, attempt=job.attempt.id, fraction=request.fraction)], [], []
 
 
 # --- hold, release, requeue, update, prune --------------------------------------------------------------

@@ -56,6 +56,7 @@ class JobPlaced(Event, frozen=True, kw_only=True):
     attempt: AttemptId
     node: NodeName
     gpus: tuple[GpuUuid, ...] = ()
+    predicted_s: tuple[float, ...] = ()  # 5, 25, 50, 75, 95% quantiles of its run time, when there is a history
 
 
 class AttemptStarted(Event, frozen=True, kw_only=True):
@@ -65,6 +66,14 @@ class AttemptStarted(Event, frozen=True, kw_only=True):
     attempt: AttemptId
     started_at: float
     shim_pid: int | None = None
+
+
+class ProgressMade(Event, frozen=True, kw_only=True):
+    """A running job said how much of its work is done: from 0 to 1."""
+
+    job: JobId
+    attempt: AttemptId
+    fraction: float
 
 
 class StopOrdered(Event, frozen=True, kw_only=True):
@@ -212,7 +221,7 @@ class SettingChanged(Event, frozen=True, kw_only=True):
 AnyEvent = Union[
     JobsSubmitted, IdsSkipped, JobPlaced, AttemptStarted, StopOrdered, AttemptEnding, AttemptEnded, JobDropped, JobHeld,
     JobReleased, JobRequeued, JobUpdated, JobSignalled, JobsForgotten, NodeChanged, ReachChanged, GpusChanged,
-    NodeDrained, NodeResumed, StrayFound, StrayGone, SettingChanged,
+    NodeDrained, NodeResumed, StrayFound, StrayGone, SettingChanged, ProgressMade,
 ]  # fmt: skip
 
 # --- actions --------------------------------------------------------------------------------------------

@@ -191,6 +191,8 @@ class Attempt(Record, frozen=True, kw_only=True):
     ended_at: float | None = None
     exit: Exit | None = None
     unkillable: tuple[int, ...] = ()  # pids that survive SIGKILL: the GPUs stay with it
+    predicted_s: tuple[float, ...] = ()  # run times expected when placed, as quantiles.Quantiles; () without history
+    progress: tuple[tuple[float, float], ...] = ()  # what the job reported: (steady_s, fraction done), see progress
 
 
 class Hold(str, Enum):

@@ -86,6 +86,14 @@ class Signal(Request, frozen=True, kw_only=True):
     signal: int
 
 
+class ReportProgress(Request, frozen=True, kw_only=True):
+    """A running job says how much of its work is done."""
+
+    job: JobId
+    by: User
+    fraction: float
+
+
 class Prune(Request, frozen=True, kw_only=True):
     """Forget ended jobs; refuses any that a living job still depends on."""
 
@@ -151,6 +159,7 @@ class AttemptReport(Request, frozen=True, kw_only=True):
     ended_at: float | None = None
     rebooted: bool = False
     unkillable: tuple[int, ...] = ()
+    progress: float | None = None  # from the file the job may write: from 0 to 1
     job: JobId | None = None  # from the spool, so that an attempt unknown here can be named
     gpus: tuple[GpuUuid, ...] = ()
 
@@ -181,6 +190,7 @@ class Tick(Request, frozen=True, kw_only=True):
 
 
 AnyRequest = Union[
-    Submit, Cancel, HoldJobs, ReleaseJobs, Requeue, Update, Signal, Prune, DrainNode, ResumeNode, DeclareDead,
+    Submit, Cancel, HoldJobs, ReleaseJobs, Requeue, Update, Signal, ReportProgress, Prune, DrainNode, ResumeNode,
+    DeclareDead,
     NodeReady, NodeReached, GpusSeen, AttemptReport, Place, Configure, SkipIds, Tick,
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The state as bytes and back, so that a restart need not replay everything. Imports state and model.
+"""The state as bytes and back, so that a restart need not replay everything. Imports state, speeds and model.
 
 Only records are written; indexes are computed again. Specs are written once, however many tasks share one.
 """
@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuq.core.model import AttemptId, Change, GpuUuid, Job, JobId, JobSpec, Node, NodeName, Record, Setting
+from gpuq.core.speeds import Runs
 from gpuq.core.state import ClusterState, Stray
 
 _NO_SPEC = JobSpec(name="", argv=(), cwd="", environment="")  # type: ignore[arg-type]
@@ -35,6 +36,9 @@ class _Snapshot(Record, frozen=True, kw_only=True):
     settings: dict[str, Setting] = msgspec.field(default_factory=dict)
     setting_changes: tuple[Change, ...] = ()
     usage: dict[str, tuple[tuple[int, float], ...]] = msgspec.field(default_factory=dict)
+    type_runs: tuple[tuple[str, str, dict[str, Runs]], ...] = ()
+    commands: tuple[tuple[str, str, tuple[float, ...]], ...] = ()
+    general: dict[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -67,6 +71,9 @@ def to_bytes(state: ClusterState) -> bytes:
         settings=state.settings,
         setting_changes=state.setting_changes,
         usage=state.usage,
+        type_runs=tuple((user, name, by_type) for (user, name), by_type in state.type_runs.items()),
+        commands=tuple((user, command, runs) for (user, command), runs in state.commands.items()),
+        general=state.general,
     )
     return _encoder.encode(document)
 
@@ -79,6 +86,10 @@ def from_bytes(data: bytes) -> ClusterState:
     state.given_up = document.given_up
     state.keys = document.keys
     state.history = {(user, name): runs for user, name, runs in document.history}
+    for user, name, by_type in document.type_runs:
+        state.set_type_runs((user, name), by_type)
+    state.commands = {(user, command): runs for user, command, runs in document.commands}
+    state.general = document.general
     state.next_id, state.next_order = document.next_id, document.next_order
     state.settings = document.settings
     state.setting_changes = document.setting_changes

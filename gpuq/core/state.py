@@ -1,4 +1,4 @@
-"""The state of the cluster: records, and the indexes that follow from them. Imports model and states.
+"""The state of the cluster: records, and the indexes that follow from them. Imports model, speeds, states.
 
 core.apply is the only module that changes it; decisions are made in core.decide. `check_invariants` computes
 every index anew from the records and raises when the two differ, or when a GPU has two owners.
@@ -10,15 +10,34 @@ so they are kept in one queue, and a queue of ten thousand equal jobs costs the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
+from hashlib import blake2b
 from typing import NamedTuple
 
 from gpuq.core.dependencies import Verdict, parents, singleton_key, verdict
-from gpuq.core.model import AttemptId, Change, GpuUuid, Job, JobId, Node, NodeName, Resources, Setting
+from gpuq.core.model import (
+    AttemptId,
+    BlobId,
+    Change,
+    GpuUuid,
+    Job,
+    JobId,
+    JobSpec,
+    Node,
+    NodeName,
+    Resources,
+    Setting,
+)
+from gpuq.core.speeds import Runs, speed_factors
 from gpuq.core.states import JobState as S
 from gpuq.errors import InvariantBroken
 
 HISTORY_NAMES = 10_000  # names whose run times are kept
-HISTORY_LENGTH = 20  # run times kept per (user, name)
+HISTORY_LENGTH = 20  # run times kept per (user, name) and per (user, command)
+COMMAND_RUNS = 3  # from which a command has a history of its own, beside that of its name
+GENERAL_USERS = 1_000  # users whose latest run times are kept, whatever ran
+GENERAL_LENGTH = 64
+EVERYONE = ""  # the key of all users together
 
 
 class Shape(NamedTuple):
@@ -34,6 +53,7 @@ class Shape(NamedTuple):
     not_before_at: float | None
     array: JobId | None  # only for arrays with a limit on tasks at once
     deadline_at: float | None = None
+    command: str = ""  # the fingerprint of one with a history of its own, else "" as for name
 
 
 class Stray(NamedTuple):
@@ -55,6 +75,9 @@ class ClusterState:
         self.given_up: dict[AttemptId, NodeName] = {}  # declared dead; to be ended should they turn up again
         self.keys: dict[str, JobId] = {}
         self.history: dict[tuple[str, str], tuple[float, ...]] = {}  # (user, name): run times [A100 s]
+        self.commands: dict[tuple[str, str], tuple[float, ...]] = {}  # (user, fingerprint): the same
+        self.general: dict[str, tuple[float, ...]] = {}  # user, or EVERYONE: the same
+        self.type_runs: dict[tuple[str, str], dict[str, Runs]] = {}  # (user, name): by GPU type (core.speeds)
         self.usage: dict[str, tuple[tuple[int, float], ...]] = {}  # by user: GPU-seconds by quarter day (core.accounts)
         self.settings: dict[str, Setting] = {}  # by key: what people set over gpuq.toml
         self.setting_changes: tuple[Change, ...] = ()  # the newest, oldest first
@@ -71,6 +94,7 @@ class ClusterState:
         self.ended: dict[JobId, None] = {}  # final jobs, in the order they ended
         self.used_cpus: dict[NodeName, int] = {}
         self.used_memory_mib: dict[NodeName, int] = {}
+        self._factors: dict[tuple[str, str], dict[str, float]] = {}  # of type_runs
 
     def members(self, id_: JobId) -> tuple[JobId, ...]:
         """The job ids behind an id: an array's tasks, or the job itself; empty when unknown."""
@@ -89,8 +113,15 @@ class ClusterState:
         limited = job.array if spec.array_limit else None
         return Shape(
             user, name, spec.resources, spec.time_limit_s, spec.priority, spec.nice,
-            spec.preemptible, job.not_before_at, limited, spec.deadline_at,
+            spec.preemptible, job.not_before_at, limited, spec.deadline_at, self.known_command(user, spec),
         )  # fmt: skip
+
+    def known_command(self, user: str, spec: JobSpec) -> str:
+        """The fingerprint of what a spec runs, if this owner ran it often enough; else ""."""
+        if not self.commands:
+            return ""
+        command = fingerprint(spec)
+        return command if len(self.commands.get((user, command), ())) >= COMMAND_RUNS else ""
 
     def waiting_count(self) -> int:
         """Number of eligible pending jobs."""
@@ -193,9 +224,34 @@ class ClusterState:
                 self._queue(record)
 
     def remember_run(self, job: Job, run_s: float) -> None:
-        """Keep a completed run time, as it would have been on the reference GPU."""
-        key = (job.owner.name, job.spec.name)
-        self.set_history(key, (*self.history.get(key, ())[-HISTORY_LENGTH + 1 :], run_s * self.attempt_speed(job)))
+        """Keep a completed run time, as it would have been on the reference GPU by what is known of such jobs now."""
+        user = job.owner.name
+        key = (user, job.spec.name)
+        self._remember_type(key, job, run_s * self.attempt_speed(job))
+        reference_s = run_s * self.job_speed(job)
+        self.set_history(key, (*self.history.get(key, ())[-HISTORY_LENGTH + 1 :], reference_s))
+        command = (user, fingerprint(job.spec))
+        self.set_command(command, (*self.commands.get(command, ())[-HISTORY_LENGTH + 1 :], reference_s))
+        for group in (user, EVERYONE):
+            runs = (*self.general.pop(group, ())[-GENERAL_LENGTH + 1 :], reference_s)
+            if len(self.general) >= GENERAL_USERS:
+                del self.general[next(iter(self.general))]
+            self.general[group] = runs
+
+    def _remember_type(self, key: tuple[str, str], job: Job, reference_s: float) -> None:
+        gpu_type = self.attempt_type(job)
+        if gpu_type and reference_s > 0:
+            known = self.type_runs.pop(key, {})
+            if len(self.type_runs) >= HISTORY_NAMES:
+                forgotten = next(iter(self.type_runs))
+                del self.type_runs[forgotten]
+                self._factors.pop(forgotten, None)
+            self.set_type_runs(key, {**known, gpu_type: known.get(gpu_type, Runs()).plus(reference_s)})
+
+    def set_type_runs(self, key: tuple[str, str], by_type: dict[str, Runs]) -> None:
+        """Keep what an owner and name did by GPU type, and the factors that follow."""
+        self.type_runs[key] = by_type
+        self._factors[key] = speed_factors(by_type)
 
     def set_history(self, key: tuple[str, str], runs: tuple[float, ...]) -> None:
         """Keep the run times of an owner and name; waiting jobs of a name that is new here get queues of their own."""
@@ -212,6 +268,23 @@ class ClusterState:
         for each in moved:
             self._queue(each)
 
+    def set_command(self, key: tuple[str, str], runs: tuple[float, ...]) -> None:
+        """The same for an owner and a fingerprint; waiting jobs get queues of their own from COMMAND_RUNS runs on."""
+        before = self.commands.get(key, ())
+        forgotten = [next(iter(self.commands))] if not before and len(self.commands) >= HISTORY_NAMES else []
+        changed = [each for each in forgotten if len(self.commands[each]) >= COMMAND_RUNS]
+        if (len(before) >= COMMAND_RUNS) != (len(runs) >= COMMAND_RUNS):
+            changed.append(key)
+        moved = [each for command in changed for each in self._waiting_command(command)]
+        for each in moved:
+            self._unqueue(each)
+        self.commands.pop(key, None)
+        self.commands[key] = runs
+        for command in forgotten:
+            del self.commands[command]
+        for each in moved:
+            self._queue(each)
+
     def _waiting_named(self, key: tuple[str, str]) -> list[Job]:
         """The jobs of this owner and name that are in a queue."""
         user, name = key
@@ -219,14 +292,51 @@ class ClusterState:
         jobs = (self.jobs[id_] for queue in queues for id_ in queue)
         return [job for job in jobs if job.spec.name == name]
 
+    def _waiting_command(self, key: tuple[str, str]) -> list[Job]:
+        """The jobs of this owner and fingerprint that are in a queue."""
+        user, command = key
+        shapes = [shape for shape in self.waiting if shape.user == user and shape.command in ("", command)]
+        jobs = (self.jobs[id_] for shape in shapes for id_ in self.waiting[shape])
+        return [job for job in jobs if fingerprint(job.spec) == command]
+
+    def attempt_type(self, job: Job) -> str:
+        """The type of the GPUs a job runs on (of the first of them); "" without GPUs."""
+        attempt = job.attempt
+        return self.type_of(attempt.node, attempt.gpus[0]) if attempt is not None and attempt.gpus else ""
+
+    def type_of(self, name: NodeName, uuid: GpuUuid) -> str:
+        """The type of a GPU; "" for one that is not known any more."""
+        node = self.nodes.get(name)
+        return next((gpu.type for gpu in node.gpus if gpu.uuid == uuid), "") if node else ""
+
+    def factors(self, user: str, name: str) -> dict[str, float]:
+        """By GPU type, how jobs of this owner and name differ from the speed prior; {} while nothing is known."""
+        return self._factors.get((user, name), {})
+
+    def job_speed(self, job: Job) -> float:
+        """Speed of the GPUs a job runs on, as learnt for such jobs."""
+        factors = self.factors(job.owner.name, job.spec.name)
+        return self.attempt_speed(job) * (factors.get(self.attempt_type(job), 1.0) if factors else 1.0)
+
     def attempt_speed(self, job: Job) -> float:
         """Speed prior of the GPUs a job runs on: the slowest of them; 1 without GPUs."""
-        if job.attempt is None or not job.attempt.gpus:
-            return 1.0
-        node = self.nodes.get(job.attempt.node)
-        held = set(job.attempt.gpus)
-        speeds = [gpu.speed for gpu in node.gpus if gpu.uuid in held] if node else []
-        return min(speeds, default=1.0)
+        return self.speed_of(job.attempt.node, job.attempt.gpus) if job.attempt is not None else 1.0
+
+    def speed_of(self, name: NodeName, gpus: tuple[GpuUuid, ...]) -> float:
+        """Speed prior of these GPUs of a node together: the slowest of them; 1 without GPUs."""
+        node = self.nodes.get(name) if gpus else None
+        return min((gpu.speed for gpu in node.gpus if gpu.uuid in gpus), default=1.0) if node else 1.0
+
+
+def fingerprint(spec: JobSpec) -> str:
+    """What a spec runs, as a short hash: program and arguments as written, script, and how many GPUs."""
+    return _fingerprint(spec.argv, spec.script, spec.resources.gpus)
+
+
+@lru_cache(maxsize=16_384)
+def _fingerprint(argv: tuple[str, ...], script: BlobId | None, gpus: int) -> str:
+    whole = "\0".join((*argv, "", script or "", str(gpus)))
+    return blake2b(whole.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
 
 
 # --- invariants -----------------------------------------------------------------------------------------
@@ -238,7 +348,7 @@ def check_invariants(state: ClusterState) -> None:
     fresh = ClusterState()
     fresh.jobs = dict(state.jobs)
     fresh.tasks = state.tasks
-    fresh.history = state.history
+    fresh.history, fresh.commands = state.history, state.commands
     for job in sorted(state.jobs.values(), key=lambda job: job.order):
         fresh.index(job)
     for name in ("attempts", "unmet", "children"):

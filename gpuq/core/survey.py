@@ -180,7 +180,7 @@ def _queue(
     members = state.waiting[shape]
     asked = shape.resources
     prediction = predict_shape(state, shape, weights)
-    found = sites.of(asked)
+    found = _as_learnt(sites.of(asked), state.factors(shape.user, shape.name))
     best_run_s = prediction.on(found[0].speed if found else 1.0)
     since_release_s = inf if shape.not_before_at is None else stamp.wall_s - shape.not_before_at
     # One job more than could start: it keeps its place against smaller ones behind it.
@@ -197,6 +197,14 @@ def _queue(
         age_s=max(best_run_s, weights.age_floor_s) / weights.age if weights.age else inf,
         release_s=max(-since_release_s, SOONEST_LATER_S) if since_release_s < 0 else 0.0,
     )
+
+
+def _as_learnt(sites: tuple[Site, ...], factors: dict[str, float]) -> tuple[Site, ...]:
+    """The sites with the speeds that jobs of this kind have there, fastest first."""
+    if not factors:
+        return sites
+    learnt = [site._replace(speed=site.speed * factors.get(site.type, 1.0)) for site in sites]
+    return tuple(sorted(learnt, key=lambda site: (-site.speed, site.memory_mib, site.machine)))
 
 
 def _waiting(job: Job, stamp: Stamp, since_release_s: float) -> Waiting:
@@ -224,7 +232,7 @@ def _running(state: ClusterState, weights: Weights) -> tuple[Running, ...]:
     for job in state.active():
         held = job.attempt.gpus if job.attempt else ()
         if held:
-            run_s = predict(state, job, weights).on(state.attempt_speed(job))
+            run_s = predict(state, job, weights).on(state.job_speed(job))
             value = impact(1.0, len(held), run_s, weights)
             found.append(Running(job.id, types.get(held[0], ""), value))
     return tuple(found)

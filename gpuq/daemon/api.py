@@ -53,6 +53,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/v1/wait", queries.wait),
     ("POST", "/v1/cancel", verbs.cancel),
     ("POST", "/v1/signal", verbs.signal),
+    ("POST", "/v1/progress", verbs.progress),
     ("POST", "/v1/hold", verbs.hold),
     ("POST", "/v1/release", verbs.release),
     ("POST", "/v1/requeue", verbs.requeue),

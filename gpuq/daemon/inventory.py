@@ -223,6 +223,7 @@ def report_of(node: NodeName, frame: Frame) -> AttemptReport:
         ended_at=_real(frame.get("ended_at")),
         rebooted=bool(frame.get("rebooted")),
         unkillable=tuple(pid for pid in pids if pid is not None),
+        progress=_real(frame.get("progress")),
         job=JobId(job) if job else None,
         gpus=tuple(GpuUuid(uuid) for uuid in _texts(frame.get("gpus"))),
     )

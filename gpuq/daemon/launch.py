@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from gpuq.core.model import GpuUuid, Job, Node, Visible
 
 _OWN = ("GPUQ_JOB_", "GPUQ_ARRAY_", "GPUQ_GPUS", "GPUQ_NODENAME", "GPUQ_RESTART_COUNT", "GPUQ_CHECKPOINT_DIR",
-        "GPUQ_SUBMIT_DIR")  # fmt: skip
+        "GPUQ_SUBMIT_DIR", "GPUQ_PROGRESS_FILE")  # fmt: skip
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")  # in one pass: a value that looks like a placeholder stays as it is
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 

@@ -26,6 +26,7 @@ from gpuq.core.requests import (
     HoldJobs,
     Prune,
     ReleaseJobs,
+    ReportProgress,
     Requeue,
     ResumeNode,
     Signal,
@@ -133,6 +134,15 @@ async def signal(desk: Desk, call: Call) -> Json:
     ids = expand_ids(desk, call.by, intake.ids_of(call.body))
     outcome = await desk.loop.ask(Signal(jobs=ids, by=call.by, signal=number))
     return {"signalled": _touched(outcome.events)}
+
+
+async def progress(desk: Desk, call: Call) -> Json:
+    """How much of its work a running job has done; what says much the same as before is not kept."""
+    id_, fraction = call.body.get("id"), call.body.get("fraction")
+    if not isinstance(id_, str) or isinstance(fraction, bool) or not isinstance(fraction, int | float):
+        raise UsageError("Progress needs 'id', a job's, and 'fraction', a number from 0 to 1.")
+    outcome = await desk.loop.ask(ReportProgress(job=JobId(id_), by=call.by, fraction=float(fraction)))
+    return {"id": id_, "fraction": fraction, "kept": bool(outcome.events)}
 
 
 async def hold(desk: Desk, call: Call) -> Json:

@@ -83,6 +83,7 @@ def job_brief(job: Job, steady_s: float, gpus: dict[str, Gpu]) -> Json:
         "held": job.held.value if job.held else None,
         "stopping": attempt.stop.kind.value if attempt and attempt.stop and not job.state.is_final else None,
         "array_limit": spec.array_limit or None,
+        "progress": shown.progress[-1][1] if shown and shown.progress else None,
         "expected_start_at": None,
         "expected_end_at": None,
     }
@@ -118,6 +119,7 @@ def job_full(job: Job, steady_s: float, gpus: dict[str, Gpu], places: launch.Pla
         "dependency": dependency_text(spec.dependencies),
         "stdout": stdout,
         "stderr": stderr,
+        "predicted_s": list(attempt.predicted_s) if attempt and attempt.predicted_s else None,
         "run_s": exit_.run_s if exit_ else None,
         "cpu_s": exit_.cpu_s if exit_ else None,
         "max_rss_mib": exit_.max_rss_mib if exit_ else None,

@@ -1,9 +1,6 @@
-"""Two jobs on the same GPUs: how fast they run, and how busy jobs keep a GPU. Imports nothing of gpuq.
+"""How busy jobs keep a GPU, for two on the same. Imports nothing of gpuq; learn.interference has the speeds.
 
-    speed of each partner = 1.02 - 0.40 u1 u2, at least 0.3, at most 1         u: GPU utilisation alone, 0 to 1
-
-a fit to pairs measured for Lucid (Hu et al., ASPLOS 2023; root mean square error 0.1). Utilisations are drawn from
-those published for Philly (Jeon et al., ATC 2019), idle samples left out.
+Utilisations are drawn from those published for Philly (Jeon et al., ATC 2019), idle samples left out.
 
 One thing to know: equal models have equal utilisation; a job without one draws its own from the seed and its id.
 """
@@ -13,16 +10,10 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-LEAST_SPEED: Final = 0.3
 MOST_JOINT_SPEED: Final = 2.0  # of two partners together, for bounds
 PHILLY: Final = (0.062, 0.222, 0.372, 0.483, 0.583, 0.692, 0.792, 0.872, 0.92, 0.964, 0.983, 0.993, 1.0)
 LIGHT: Final = 0.3  # utilisation up to which a job is a light partner
 MEDIUM: Final = 0.7
-
-
-def pair_speed(one: float, other: float) -> float:
-    """Speed of each of two partners against running alone, from their utilisations."""
-    return min(1.0, max(LEAST_SPEED, 1.02 - 0.40 * one * other))
 
 
 def utilisation_of(id_: str, model: str, seed: int) -> float:

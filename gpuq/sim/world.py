@@ -15,8 +15,8 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple, Protocol
 
+from gpuq.learn.interference import prior_speed
 from gpuq.sim.cluster import Board, Cluster, Placement
-from gpuq.sim.sharing import pair_speed
 from gpuq.sim.trace import TraceJob
 
 _SLACK_S = 1e-6
@@ -234,7 +234,7 @@ class World:
     def _pair(self, job: SimJob, host: SimJob) -> None:
         self._close_span(host)
         job.partner, host.partner = host, job
-        speed = pair_speed(job.utilisation, host.utilisation)
+        speed = prior_speed(job.utilisation, host.utilisation)
         for each in (job, host):
             each.advance(self.now_s)
             each.speed = each.speeds[each.type] * speed

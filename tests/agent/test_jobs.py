@@ -104,13 +104,33 @@ def test_output_must_be_a_file(agent: AgentDriver, tmp_path: Path, kind: str) ->
 
 
 def test_environment_is_exact(agent: AgentDriver) -> None:
-    """The job sees the given environment and the attempt's marker: nothing of the agent's own, bytes unchanged."""
+    """The job sees the given environment, its marker and where to write its progress: nothing else, bytes unchanged."""
     os.environ["GPUQ_TEST_LEAK"] = "daemon"
     given = {"FOO": "me", "EMPTY": "", "RAW": "caf\udce9"}
     run = agent.start([sys.executable, "-S", "-E", "-c", PRINT_ENVIRONMENT], environment=given)
     assert run.ended()["exit_code"] == 0
     found = json.loads(run.output())
-    assert found == {"FOO": "me", "EMPTY": "", "RAW": "caf\udce9", "GPUQ_ATTEMPT_ID": run.attempt}
+    progress = str(agent.directory(run.attempt) / "progress")
+    assert found == {
+        "FOO": "me", "EMPTY": "", "RAW": "caf\udce9", "GPUQ_ATTEMPT_ID": run.attempt, "GPUQ_PROGRESS_FILE": progress,
+    }  # fmt: skip
+
+
+def test_progress_in_the_file_is_reported(agent: AgentDriver) -> None:
+    """A number that the job writes comes with the next look at its attempt, and again when it changes."""
+    program = "for done in 0.25 0.5; do echo $done >$GPUQ_PROGRESS_FILE; read line <$FIFO; done"
+    run = agent.start(program, environment={"PATH": os.environ["PATH"], "FIFO": str(make_fifo(agent))})
+    for done in (0.25, 0.5):
+        agent.wait_for(lambda frame, done=done: frame.get("progress") == done, f"progress {done}")  # type: ignore[misc]
+        (agent.spool.parent / "fifo").write_text("on\n")
+    assert run.ended()["exit_code"] == 0
+
+
+def make_fifo(agent: AgentDriver) -> Path:
+    """A FIFO beside the spool, over which the test lets a job go on."""
+    path = agent.spool.parent / "fifo"
+    os.mkfifo(path)
+    return path
 
 
 PRINT_ENVIRONMENT = (

@@ -7,8 +7,11 @@ import pytest
 from gpuq.core import snapshot
 from gpuq.core import state as state_module
 from gpuq.core.estimate import predict, predict_shape, remaining
+from gpuq.core.model import AttemptId, GpuUuid, NodeName, Placement
+from gpuq.core.requests import Place
 from gpuq.core.state import ClusterState, check_invariants, fingerprint
 from tests.builders import cluster, finish, job, node, place, remember, spec, stamp, submit
+from tests.core.machine_step import ask
 
 
 def ran(state: ClusterState, run_s: float, **fields: object) -> None:
@@ -92,3 +95,16 @@ def test_what_remains_is_conditional_on_what_has_passed() -> None:
     left = [remaining(state, job(state, id_), stamp(at)).left_s for at in (0.0, 101.0, 1000.0)]
     assert left[0] == pytest.approx(550.0, rel=0.05)
     assert left[1:] == [899.0, 500.0]
+
+
+def test_what_was_expected_is_kept_with_the_attempt() -> None:
+    """As on the GPUs it was placed on, and no longer than the time limit; nothing without history."""
+    state = cluster(node("attic", "V100:2"))
+    remember(state, "vit", 100.0, 100.0, 100.0)
+    known, new = submit(state, name="vit", time_limit_s=300.0), submit(state, name="new")
+    for id_, gpu in ((known, 0), (new, 1)):
+        placement = Placement(job=id_, node=NodeName("attic"), gpus=(GpuUuid(f"GPU-attic-{gpu}"),))
+        ask(state, Place(placement=placement, attempt=AttemptId(f"of-{id_}")))
+    kept = [job(state, id_).attempt.predicted_s for id_ in (known, new)]  # type: ignore[union-attr]
+    assert kept[0] == pytest.approx((200.0 * 0.2**0.5, 200.0, 200.0, 200.0, 300.0), rel=0.05)
+    assert kept[1] == ()

@@ -388,6 +388,22 @@ async def test_bad_signals(tmp_path: Path, number: object) -> None:
 
 
 @played
+async def test_progress(tmp_path: Path) -> None:
+    """It shows in the job and in why; much the same again is not kept, and what is no fraction is refused."""
+    async with Stage(tmp_path) as stage:
+        id_ = await stage.run_job()
+        assert (await stage.get(f"/v1/jobs/{id_}"))["job"]["progress"] is None
+        answer = await stage.post("/v1/progress", {"id": id_, "fraction": 0.25})
+        assert (answer["fraction"], answer["kept"]) == (0.25, True)
+        assert (await stage.post("/v1/progress", {"id": id_, "fraction": 0.251}))["kept"] is False
+        assert (await stage.get(f"/v1/jobs/{id_}"))["job"]["progress"] == 0.25
+        assert (await stage.get(f"/v1/jobs/{id_}/why"))["why"]["progress"] == 0.25
+        for body in ({"id": id_}, {"id": id_, "fraction": "0.5"}, {"id": id_, "fraction": True}, {"fraction": 0.5}):
+            assert "'fraction'" in (await stage.refusal("POST", "/v1/progress", body)).message
+        assert "from 0 to 1" in (await stage.refusal("POST", "/v1/progress", {"id": id_, "fraction": 7})).message
+
+
+@played
 async def test_hold_release_requeue_update(tmp_path: Path) -> None:
     """Each verb answers with the ids that it changed, and leaves out those that were so already."""
     async with Stage(tmp_path) as stage:

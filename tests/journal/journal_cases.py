@@ -83,6 +83,7 @@ def one_of_each() -> list[ev.AnyEvent]:
         ev.JobRequeued(job=job, held=Hold.ADMIN),
         ev.JobUpdated(job=JobId("44"), spec=SPEC, by="ada"),
         ev.JobSignalled(job=job, attempt=TRY, signal=10, by="ada"),
+        ev.ProgressMade(job=job, attempt=TRY, fraction=0.42),
         ev.JobsForgotten(jobs=(JobId("1"), JobId("2")), pruned=True),
         ev.StrayFound(attempt=TRY, node=NODE, job=job, gpus=(GPU,)),
         ev.StrayGone(attempt=TRY),

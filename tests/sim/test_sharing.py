@@ -7,18 +7,19 @@ from math import inf
 
 import pytest
 
+from gpuq.learn.interference import prior_speed
 from gpuq.sim.cluster import parse_cluster
 from gpuq.sim.experiment import prepare, simulate
 from gpuq.sim.picture import rows_of
-from gpuq.sim.sharing import pair_speed, utilisation_of, weight_of
+from gpuq.sim.sharing import utilisation_of, weight_of
 from gpuq.sim.trace import TraceJob, read_shipped
 from gpuq.sim.world import SimJob, World
 
 
 def test_speeds_of_partners() -> None:
     """Light ones run as if alone, two busy ones at 0.62; nothing leaves 0.3 to 1."""
-    assert pair_speed(0.1, 0.2) == 1.0
-    assert pair_speed(1.0, 1.0) == pytest.approx(0.62)
+    assert prior_speed(0.1, 0.2) == 1.0
+    assert prior_speed(1.0, 1.0) == pytest.approx(0.62)
     assert (weight_of(0.3), weight_of(0.5), weight_of(0.9)) == (0, 1, 2)
 
 

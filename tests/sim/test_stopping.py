@@ -7,11 +7,11 @@ import pytest
 from gpuq.core.greedy import Greedy
 from gpuq.core.plan import Plan, Planner, check_plan
 from gpuq.core.problem import Problem
+from gpuq.learn.interference import prior_speed
 from gpuq.sim.cluster import parse_cluster
 from gpuq.sim.experiment import Outcome, Setting, prepare, simulate
 from gpuq.sim.policies.planned import Planned
 from gpuq.sim.policies.registry import find_policy
-from gpuq.sim.sharing import pair_speed
 from gpuq.sim.trace import Trace, TraceJob, read_shipped
 from gpuq.sim.world import SimJob, World
 from gpuq.solve.cpsat import CpSat
@@ -62,7 +62,7 @@ def test_nobody_waits_for_a_gpu_that_could_be_shared_and_nobody_is_slowed_too_mu
     other = simulate(shared, "greedy", keep_runs=True)
     assert other.row.mean_jct_s < one.mean_jct_s
     assert any(run.partner for run in other.runs)
-    assert pair_speed(1.0, 1.0) >= 0.6
+    assert prior_speed(1.0, 1.0) >= 0.6
 
 
 @pytest.mark.parametrize("policy", ["greedy", "impact"])

@@ -27,7 +27,7 @@ class Field(NamedTuple):
 
 TOGETHER: Final = ("id", "array", "task", "state", "reason", "held", "array_limit")  # to put waiting tasks in one line
 DEFAULT: Final = "jobid,name,user,st,time,limit,gpus,nodereason"
-LONG: Final = "jobid,name,user,state,time,limit,gpus,cpus,mem,priority,submit,start,nodereason,command"
+LONG: Final = "jobid,name,user,state,time,limit,gpus,cpus,mem,priority,submit,start,progress,nodereason,command"
 
 
 def gpus_text(job: Job) -> str:
@@ -58,6 +58,11 @@ def node_or_reason(job: Job) -> str:
     if job.get("node") and job.get("state") != "PENDING":
         return str(job["node"])
     return f"({job.get('reason') or 'None'})"
+
+
+def progress_text(job: Job) -> str:
+    """`42%` as the job reported it, `-` when it reports nothing."""
+    return "-" if job.get("progress") is None else f"{100 * job['progress']:.0f}%"
 
 
 def _plain(key: str) -> Callable[[Job], str]:
@@ -131,6 +136,7 @@ FIELDS: Final[dict[str, Field]] = {
     "dependency": _word("DEPENDENCY", "dependency"),
     "comment": _word("COMMENT", "comment"),
     "attempt": _word("ATTEMPT", "attempt"),
+    "progress": Field("PROGRESS", progress_text, _raw("progress"), ("progress",), True),
     "impact": _word("IMPACT", "impact", True),
 }  # fmt: skip
 _OTHER_NAMES: Final = {"id": "jobid", "jobname": "name", "username": "user", "statecompact": "st", "timeused": "time",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from gpuq.cli.render.fields import gpus_text, time_text, who_name
+from gpuq.cli.render.fields import gpus_text, progress_text, time_text, who_name
 from gpuq.cli.render.table import Cell, Column, styled, table
 from gpuq.units import format_clock, format_duration, format_rough_duration
 
@@ -193,6 +193,7 @@ def _facts(job: Job, now: float) -> list[tuple[str, Any]]:
         *((name, format_mib(job[key]) if job.get(key) is not None else None) for name, key in memory),
         ("submitted", time_text(job.get("submitted_at"))), ("begin", time_text(job.get("begin_at"))),
         ("started", time_text(job.get("started_at"))), ("ended", time_text(job.get("ended_at"))),
+        ("progress", progress_text(job)),
         ("elapsed", format_duration(job.get("elapsed_s"))), ("time limit", format_duration(job.get("time_limit_s"))),
     ]  # fmt: skip
     for name, key in (("expected start", "expected_start_at"), ("expected end", "expected_end_at")):

@@ -144,7 +144,10 @@ def _prediction(why: Why) -> list[tuple[str, str]]:
     if prediction.get("run_s") is None:
         return []
     basis = f", from {prediction['basis']}" if prediction.get("basis") else ""
-    return [("Prediction", f"{format_rough_duration(prediction['run_s'])}{basis}")]
+    rows = [("Prediction", f"{format_rough_duration(prediction['run_s'])}{basis}")]
+    if why.get("progress") is not None:
+        rows.append(("Progress", f"{100 * why['progress']:.0f}% by its own word, and the rest is measured"))
+    return rows
 
 
 def _ahead(why: Why) -> list[tuple[str, str]]:

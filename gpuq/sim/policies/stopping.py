@@ -21,8 +21,8 @@ from typing import Final
 
 from gpuq.core.market import Bid, clearing_prices, preferred_types, urgency
 from gpuq.learn.calibration import Calibration
+from gpuq.learn.interference import prior_speed
 from gpuq.sim.cluster import Board, Placement
-from gpuq.sim.sharing import pair_speed
 from gpuq.sim.world import SimJob, World
 
 AGE_S: Final = 330 * 3600.0
@@ -122,7 +122,7 @@ def share(world: World, waiting: list[SimJob], bids: dict[int, Bid]) -> None:
         for host in hosts:
             if host.gpus != job.gpus or job.speeds[host.type] <= 0.0 or host.placement is None:
                 continue
-            speed = pair_speed(host.utilisation, job.utilisation)
+            speed = prior_speed(host.utilisation, job.utilisation)
             if speed < LEAST_PAIR_SPEED:
                 continue
             gain = bids[job.order].values[host.type] * speed - bids[host.order].values[host.type] * (1.0 - speed)
