@@ -19,7 +19,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from gpuq.core import impact, topology
+from gpuq.core import costs, impact, topology
 from gpuq.core.impact import Weights
 from gpuq.core.model import JobId, Stamp
 from gpuq.core.plan import Plan, Start
@@ -71,7 +71,7 @@ def dispatch(state: ClusterState, stamp: Stamp, weights: Weights | None = None) 
 class _Choice(NamedTuple):
     """Where a job could run; the least is the best. The order of the fields is the order of preference."""
 
-    end_s: float
+    worth_end_s: float  # the end, and what the costs count as
     start_s: float
     slowness: float  # negative speed
     left_over: int  # free GPUs of the site that it would not use
@@ -79,6 +79,12 @@ class _Choice(NamedTuple):
     memory_mib: int
     position: int  # of the site among the queue's
     site: Site
+    run_s: float
+
+    @property
+    def end_s(self) -> float:
+        """When it would end."""
+        return self.start_s + self.run_s
 
 
 class _Entry(NamedTuple):
@@ -100,6 +106,8 @@ class _Pass:
         self.gpus = GpuProfile(problem)
         self.machines = [MachineProfile(machine) for machine in problem.machines]
         self.arrays = {id_: ArrayProfile(room) for id_, room in problem.arrays.items()}
+        self.priced = bool(problem.weights.energy)
+        self.position = 0  # of the job in its queue that is being placed
         self.starts: list[Start] = []
         self.estimates: dict[JobId, Start] = {}
         self.holding = [(each.type, each.impact) for each in problem.running]
@@ -133,7 +141,9 @@ class _Pass:
 
     def _entry(self, number: int, position: int) -> _Entry:
         queue = self.problem.queues[number]
-        value = queue.impact(position, queue.best_run_s, self.problem.weights)
+        weights, run_s = self.problem.weights, queue.best_run_s
+        spent = costs.costs_of(queue, queue.sites[0], run_s, weights) if self.priced and queue.sites else impact.FREE
+        value = queue.impact(position, run_s, weights, spent)
         return _Entry(queue.release_s > 0.0, -value, queue.heads[position].order, number, position)
 
     def _after_s(self, queue: Queue) -> float:
@@ -147,6 +157,7 @@ class _Pass:
         full = len(self.estimates) >= self.window
         if full and (after_s > 0.0 or self._is_hopeless(queue)):
             return False
+        self.position = position
         choice, passed_over = self._best(queue, after_s) if sites is None else self._best_of(queue, after_s, sites)
         if choice is None:
             return False
@@ -198,25 +209,28 @@ class _Pass:
         count, prediction = queue.gpus, queue.prediction
         pools = self.gpus.pools(queue.sites) if count else [None] * len(queue.sites)
         speed, run_s = 0.0, prediction.on(0.0)
+        worth_s = run_s
         for position, (site, pool) in enumerate(zip(queue.sites, pools, strict=True)):
             if sites is not None and position not in sites:
                 continue
             if site.speed != speed:
                 speed = site.speed
-                run_s = prediction.on(speed)
+                run_s = worth_s = prediction.on(speed)
+            if self.priced:
+                worth_s = run_s + costs.charge_s(queue, self.position, site, run_s, self.problem.weights)
             if pool is not None:
                 first_s = pool.first_s if pool.first_s > after_s else after_s
                 rival = now if first_s == 0.0 else best
-                if rival is not None and first_s + run_s > rival.end_s:
+                if rival is not None and first_s + worth_s > rival.worth_end_s:
                     continue
             if pool is None or asks_machine or site.spans:
                 start_s = self._earliest_s(queue, site, run_s, after_s)
             else:
                 start_s = self.gpus.earliest_s(pool, count, run_s, after_s)
             rival = now if start_s == 0.0 else best
-            if start_s == inf or (rival is not None and start_s + run_s > rival.end_s):
+            if start_s == inf or (rival is not None and start_s + worth_s > rival.worth_end_s):
                 continue
-            choice = self._choice(site, pool, position, start_s, run_s, count)
+            choice = self._choice(site, pool, position, start_s, (run_s, worth_s), count)
             if start_s == 0.0 and (now is None or choice < now):
                 now = choice
             if best is None or choice < best:
@@ -224,8 +238,9 @@ class _Pass:
         return best, now
 
     def _choice(
-        self, site: Site, pool: Pool | None, position: int, start_s: float, run_s: float, count: int
+        self, site: Site, pool: Pool | None, position: int, start_s: float, lasts_s: tuple[float, float], count: int
     ) -> _Choice:
+        """lasts_s: run time, and the same with what the costs count as."""
         left_over = len(site.slots) - count
         load = 0.0
         if start_s == 0.0 and pool is not None:
@@ -233,7 +248,10 @@ class _Pass:
         elif pool is None:
             machine = self.machines[site.machine]
             load = machine.attempts / max(machine.cpus, 1)
-        return _Choice(start_s + run_s, start_s, -site.speed, left_over, load, site.memory_mib, position, site)
+        run_s, worth_s = lasts_s
+        return _Choice(
+            start_s + worth_s, start_s, -site.speed, left_over, load, site.memory_mib, position, site, run_s
+        )
 
     def _earliest_s(self, queue: Queue, site: Site, run_s: float, after_s: float) -> float:
         """The first time at which GPUs, CPUs and memory are all there."""
@@ -253,7 +271,7 @@ class _Pass:
 
     def _may_wait(self, queue: Queue, best: _Choice, now: _Choice) -> bool:
         """Whether to leave a GPU idle for a faster one: not on a guess, and not for next to nothing."""
-        if best.end_s > now.end_s - self.problem.weights.worth_waiting * (now.end_s - now.start_s):
+        if best.worth_end_s > now.worth_end_s - self.problem.weights.worth_waiting * now.run_s:
             return False
         return self._is_no_guess(queue, best)
 
@@ -289,7 +307,7 @@ class _Pass:
             self.arrays[queue.shape.array].take(choice.end_s)
         head: Waiting = queue.heads[position]
         base_s = self.problem.stamp.steady_s
-        run_s = queue.prediction.on(choice.site.speed)
+        weights = self.problem.weights
         return Start(
             job=head.job,
             node=self.problem.machines[self._machine(choice, slots)].node,
@@ -297,8 +315,11 @@ class _Pass:
             type=choice.site.type,
             start_s=base_s + choice.start_s,
             end_s=base_s + choice.end_s,
-            impact=queue.impact(position, run_s, self.problem.weights),
+            impact=queue.impact(
+                position, choice.run_s, weights, costs.costs_of(queue, choice.site, choice.run_s, weights)
+            ),
             informed=informed,
+            charge_s=choice.worth_end_s - choice.end_s if self.priced else 0.0,
             passed_over=passed_over.site.type if passed_over else None,
             passed_over_end_s=base_s + passed_over.end_s if passed_over else None,
         )

@@ -61,7 +61,7 @@ class Costs(NamedTuple):
 
 FREE: Final = Costs()
 COSTS: Final = ("energy", "restart", "fragmentation", "interference")  # parameters of Weights
-MEASURED_COSTS: Final[frozenset[str]] = frozenset()  # those whose amounts the planner knows of a placement
+MEASURED_COSTS: Final[frozenset[str]] = frozenset({"energy"})  # those whose amounts the planner knows of a placement
 
 
 def priority_ratio(priority: int, nice: int, weights: Weights) -> float:
@@ -106,15 +106,20 @@ def weight(standing: float, waited_s: float, age_s: float) -> float:
     return standing * (1.0 + waited_s / age_s)
 
 
+def total(costs: Costs, weights: Weights) -> float:
+    """All costs as a share of one weighted completion."""
+    return (
+        weights.energy * costs.energy_kwh
+        + weights.restart * costs.restarts
+        + weights.fragmentation * costs.stranded_gpus
+        + weights.interference * costs.slowed
+    )
+
+
 def impact(weight: float, gpus: int, run_s: float, weights: Weights, costs: Costs = FREE) -> float:
     """Weighted completions per GPU-hour of one placement; a job without GPUs counts as one."""
     if costs is not FREE:
-        weight -= (
-            weights.energy * costs.energy_kwh
-            + weights.restart * costs.restarts
-            + weights.fragmentation * costs.stranded_gpus
-            + weights.interference * costs.slowed
-        )
+        weight -= total(costs, weights)
     return 3600.0 * weight / (max(gpus, 1) * run_s)
 
 

@@ -17,9 +17,10 @@ from typing import Protocol
 
 from msgspec import field
 
+from gpuq.core import costs
 from gpuq.core.model import GpuUuid, JobId, NodeName, Placement, Record, Stamp
 from gpuq.core.problem import Problem as Problem
-from gpuq.core.problem import Queue
+from gpuq.core.problem import Queue, Site
 from gpuq.errors import InternalError
 
 
@@ -34,6 +35,7 @@ class Start(Record, frozen=True, kw_only=True):
     end_s: float
     impact: float
     informed: bool = False  # neither its run time nor the ends it waits for are guesses
+    charge_s: float = 0.0  # what its costs count as, beyond its end (core.costs)
     passed_over: str | None = None  # the slower type it could have had now
     passed_over_end_s: float | None = None  # and when it would have ended there
 
@@ -145,8 +147,18 @@ def _check_site(problem: Problem, plan: Plan, queue: Queue, start: Start) -> Non
             run_ms = _ms(plan, start.end_s) - _ms(plan, start.start_s)
             if abs(run_ms - _offset_ms(plan, queue.prediction.on(site.speed))) > 1:
                 raise _fail(f"job {start.job} would not run as long as predicted")
+            charge_s = _charge_s(problem, queue, start.job, site)
+            if abs(_offset_ms(plan, start.charge_s) - _offset_ms(plan, charge_s)) > 1:
+                raise _fail(f"job {start.job} is charged {start.charge_s:g} s for its costs instead of {charge_s:g} s")
             return
     raise _fail(f"job {start.job} cannot use GPUs {', '.join(start.gpus) or '(none)'} of {start.node} together")
+
+
+def _charge_s(problem: Problem, queue: Queue, job: JobId, site: Site) -> float:
+    if not problem.weights.energy:
+        return 0.0
+    position = next(at for at, head in enumerate(queue.heads) if head.job == job)
+    return costs.charge_s(queue, position, site, queue.prediction.on(site.speed), problem.weights)
 
 
 def _check_gpus(problem: Problem, plan: Plan) -> None:
@@ -215,7 +227,7 @@ def _check_arrays(problem: Problem, plan: Plan) -> None:
 
 
 def objective(problem: Problem, plan: Plan) -> Fraction:
-    """Sum of weight x (waited + time to the planned end) [weighted ms]; smaller is better.
+    """Sum of weight x (waited + time to the planned end + what its costs count as) [weighted ms]; smaller is better.
 
     A waiting job of the problem without an estimate is charged the horizon, so leaving one out never pays.
     """
@@ -224,7 +236,7 @@ def objective(problem: Problem, plan: Plan) -> Fraction:
     for queue in problem.queues:
         for position, head in enumerate(queue.heads):
             start = plan.estimates.get(head.job)
-            end_ms = horizon_ms if start is None else _ms(plan, start.end_s)
+            end_ms = horizon_ms if start is None else _ms(plan, start.end_s + start.charge_s)
             total += Fraction(queue.weight(position)) * (round(head.waited_s * 1000) + end_ms)
     return total
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from msgspec import field
 
 from gpuq.core.estimate import Prediction
-from gpuq.core.impact import Weights, impact, weight
+from gpuq.core.impact import FREE, Costs, Weights, impact, weight
 from gpuq.core.model import Gpu, JobId, NodeName, Record, Stamp
 from gpuq.core.state import Shape
 
@@ -60,6 +60,7 @@ class Site(NamedTuple):
     speed: float  # of the slowest of them
     memory_mib: int  # per GPU
     spans: tuple[tuple[int, ...], ...] = ()  # the slots by machine, when there are several
+    power_w: float = 0.0  # per GPU, its limit; 0: not known
 
 
 class Waiting(NamedTuple):
@@ -92,9 +93,9 @@ class Queue(Record, frozen=True, kw_only=True):
         """Weight of the job at this position."""
         return weight(self.standing, self.heads[position].waited_s, self.age_s)
 
-    def impact(self, position: int, run_s: float, weights: Weights) -> float:
+    def impact(self, position: int, run_s: float, weights: Weights, costs: Costs = FREE) -> float:
         """Impact of the job at this position when it runs for run_s."""
-        return impact(self.weight(position), self.gpus, run_s, weights)
+        return impact(self.weight(position), self.gpus, run_s, weights, costs)
 
 
 class ArrayRoom(NamedTuple):

@@ -164,6 +164,7 @@ class _Sites:
         return Site(
             machine, gpus[0].type, tuple(positions),
             min(gpu.speed for gpu in gpus), min(gpu.memory_mib or 0 for gpu in gpus),
+            power_w=sum(gpu.power_limit_w or 0.0 for gpu in gpus) / len(gpus),
         )  # fmt: skip
 
 

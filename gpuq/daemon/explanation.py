@@ -12,6 +12,7 @@ import msgspec
 
 from gpuq.core import explain
 from gpuq.core.accounts import standings
+from gpuq.core.costs import costs_of
 from gpuq.core.estimate import predict, remaining
 from gpuq.core.impact import COSTS, MEASURED_COSTS, Weights, deadline_rise, deadline_slack_s, weight
 from gpuq.core.model import Job, Stamp
@@ -132,7 +133,10 @@ def _options(state: ClusterState, queue: Queue | None, position: int, problem: P
             "end_at": plan.stamp.wall_s + wait_s + run_s,
             "run_s": run_s,
             "price": plan.prices.get(site.type),
-            "impact": queue.impact(position, run_s, problem.weights),
+            "impact": queue.impact(
+                position, run_s, problem.weights, costs_of(queue, site, run_s, problem.weights)
+            ),
+            "energy_kwh": queue.gpus * site.power_w * run_s / 3.6e6 if site.power_w else None,
         }
         if site.type not in found or option["end_at"] < found[site.type]["end_at"]:
             found[site.type] = option

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from gpuq.core import greedy
+from gpuq.core.costs import charge_s
 from gpuq.core.greedy import Directed
 from gpuq.core.model import JobId
 from gpuq.core.plan import Plan, SolveRecord, Start, check_plan, objective
@@ -168,7 +169,7 @@ class _Draft:
                     weight=queue.weight(each.position),
                     gpus=queue.gpus,
                     release_s=whole_s(queue.release_s),
-                    options=tuple(self._option(queue, lane) for lane in lanes),
+                    options=tuple(self._option(queue, each.position, lane) for lane in lanes),
                     chosen=lanes.index(self._lanes.lane(queue.sites[self._site_of(each)])),
                     after=last.get(each.queue),
                     array=None if array is None else arrays.index(array),
@@ -180,11 +181,12 @@ class _Draft:
     def _array(self, each: _Planned) -> JobId | None:
         return self.problem.queues[each.queue].shape.array
 
-    def _option(self, queue: Queue, lane: int) -> Option:
+    def _option(self, queue: Queue, position: int, lane: int) -> Option:
         site = next(site for site in queue.sites if self._lanes.lane(site) == lane)
         run_s = whole_s(queue.prediction.on(site.speed))
-        charge = self._outside * queue.gpus * run_s * self._lanes.share_of_speed(lane)
-        return Option(lane, run_s, charge)
+        outside = self._outside * queue.gpus * run_s * self._lanes.share_of_speed(lane)
+        costs_s = charge_s(queue, position, site, run_s, self.problem.weights)
+        return Option(lane, run_s, outside + queue.weight(position) * costs_s)
 
     def _site_of(self, each: _Planned) -> int:
         """The site on which the plan has it."""

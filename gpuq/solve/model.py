@@ -31,7 +31,7 @@ class Option(NamedTuple):
 
     lane: int
     run_s: int
-    charge: float  # weight of the jobs outside x seconds that it delays them
+    charge: float  # weight of the jobs outside x seconds it delays them, and weight x what its costs count as
 
 
 class WindowJob(NamedTuple):

@@ -58,7 +58,7 @@ def polish(
 
 
 def _worth(plan: Plan, weights: dict[JobId, float]) -> float:
-    return sum(weights[id_] * start.end_s for id_, start in plan.estimates.items())
+    return sum(weights[id_] * (start.end_s + start.charge_s) for id_, start in plan.estimates.items())
 
 
 def _all(problem: Problem, queue: int) -> range:
