@@ -26,6 +26,7 @@ from gpuq.core.events import (
     NodeDrained,
     ReachChanged,
 )
+from gpuq.core.invariants import check_invariants
 from gpuq.core.model import (
     AttemptId,
     BlobId,
@@ -45,7 +46,7 @@ from gpuq.core.model import (
     Stamp,
     User,
 )
-from gpuq.core.state import ClusterState, check_invariants
+from gpuq.core.state import ClusterState
 from gpuq.core.states import JobState, Reason
 
 WALL_S = 1_700_000_000.0  # wall clock when the steady clock shows 0

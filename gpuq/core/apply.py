@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from gpuq.core import apply_nodes, apply_rooms
 from gpuq.core.accounts import usage_with
 from gpuq.core.events import (
     AnyAction,
@@ -37,6 +38,8 @@ from gpuq.core.events import (
     ProgressMade,
     ReachChanged,
     ReleaseAttempt,
+    RoomGone,
+    RoomMade,
     SetLimit,
     SettingChanged,
     SignalAttempt,
@@ -155,9 +158,7 @@ def _stop_ordered(state: ClusterState, event: StopOrdered, stamp: Stamp) -> list
     attempt = replace(_attempt_of(job, event.attempt), stop=event.stop)
     state.put(replace(job, attempt=attempt))
     return [
-        StopAttempt(
-            node=attempt.node, attempt=attempt.id, reason=event.stop.kind.value, grace_s=event.stop.grace_s
-        )
+        StopAttempt(node=attempt.node, attempt=attempt.id, reason=event.stop.kind.value, grace_s=event.stop.grace_s)
     ]
 
 
@@ -175,9 +176,7 @@ def _ended(state: ClusterState, event: AttemptEnded, stamp: Stamp) -> list[AnyAc
     job = state.jobs[event.job]
     again = event.state is S.PENDING
     check_transition(job.id, job.state, Step.RETRIED if again else Step.ENDED, event.state)
-    attempt = replace(
-        _attempt_of(job, event.attempt), ended_at=event.ended_at, exit=event.exit, unkillable=()
-    )
+    attempt = replace(_attempt_of(job, event.attempt), ended_at=event.ended_at, exit=event.exit, unkillable=())
     if event.state is S.COMPLETED and event.exit.run_s is not None:
         state.remember_run(job, event.exit.run_s)
     ended = replace(
@@ -186,6 +185,7 @@ def _ended(state: ClusterState, event: AttemptEnded, stamp: Stamp) -> list[AnyAc
         attempt=attempt,
         restarts=job.restarts + again,
         failures=job.failures + event.failed,
+        **apply_rooms.kept_by(state, job, event),
         held=event.held,
         not_before_at=event.not_before_at,
         reason=event.reason,
@@ -233,6 +233,7 @@ def _requeued(state: ClusterState, event: JobRequeued, stamp: Stamp) -> list[Any
         held=event.held,
         restarts=job.restarts + (job.attempt is not None),
         failures=0,
+        kept_s=0.0,
         not_before_at=None,
         reason=Reason.NONE,
         message=None,
@@ -247,15 +248,14 @@ def _updated(state: ClusterState, event: JobUpdated, stamp: Stamp) -> list[AnyAc
     job = state.jobs[event.job]
     spec = job.spec if event.spec == job.spec else event.spec  # an equal one stays shared by the tasks of its array
     updated = replace(job, spec=spec, not_before_at=spec.begin_at)
+    apply_rooms.drop_unfit(state, job, spec)
     state.put(updated)
     if event.spec.name != job.spec.name:  # jobs with a singleton dependency look at names
         state.requeue_children(job)
         state.requeue_children(updated)
     if job.attempt is None or not job.state.holds_gpus or event.spec.time_limit_s == job.spec.time_limit_s:
         return []
-    return [
-        SetLimit(node=job.attempt.node, attempt=job.attempt.id, time_limit_s=event.spec.time_limit_s)
-    ]
+    return [SetLimit(node=job.attempt.node, attempt=job.attempt.id, time_limit_s=event.spec.time_limit_s)]
 
 
 def _signalled(state: ClusterState, event: JobSignalled, stamp: Stamp) -> list[AnyAction]:
@@ -282,49 +282,6 @@ def _forgotten(state: ClusterState, event: JobsForgotten, stamp: Stamp) -> list[
     return []
 
 
-def _node_changed(state: ClusterState, event: NodeChanged, stamp: Stamp) -> list[AnyAction]:
-    known = state.nodes.get(event.node.name)
-    drain = known.drain if known else event.node.drain
-    state.nodes[event.node.name] = replace(event.node, drain=drain)
-    return []
-
-
-def _reach_changed(state: ClusterState, event: ReachChanged, stamp: Stamp) -> list[AnyAction]:
-    state.nodes[event.node] = replace(state.nodes[event.node], reach=event.reach)
-    return []
-
-
-def _gpus_changed(state: ClusterState, event: GpusChanged, stamp: Stamp) -> list[AnyAction]:
-    state.nodes[event.node] = replace(
-        state.nodes[event.node], gpus=event.gpus, driver_error=event.driver_error
-    )
-    return []
-
-
-def _drained(state: ClusterState, event: NodeDrained, stamp: Stamp) -> list[AnyAction]:
-    state.nodes[event.node] = replace(state.nodes[event.node], drain=event.drain)
-    return []
-
-
-def _resumed(state: ClusterState, event: NodeResumed, stamp: Stamp) -> list[AnyAction]:
-    state.nodes[event.node] = replace(state.nodes[event.node], drain=None)
-    return []
-
-
-def _stray_found(state: ClusterState, event: StrayFound, stamp: Stamp) -> list[AnyAction]:
-    state.add_stray(event.attempt, Stray(event.node, event.job, event.gpus))
-    return []
-
-
-def _stray_gone(state: ClusterState, event: StrayGone, stamp: Stamp) -> list[AnyAction]:
-    stray = state.strays.pop(event.attempt, None)
-    given_up = state.given_up.pop(event.attempt, None)
-    if stray is not None:
-        state.free(event.attempt, stray.gpus)
-    node = stray.node if stray else given_up
-    return [ReleaseAttempt(node=node, attempt=event.attempt)] if node else []
-
-
 def _setting_changed(state: ClusterState, event: SettingChanged, stamp: Stamp) -> list[AnyAction]:
     if event.value is None:
         state.settings.pop(event.key, None)
@@ -340,7 +297,9 @@ _APPLY: dict[type, Callable[[ClusterState, Any, Stamp], list[AnyAction]]] = {
     StopOrdered: _stop_ordered,
     AttemptEnding: _ending, AttemptEnded: _ended, JobDropped: _dropped, JobHeld: _held, JobReleased: _released,
     JobRequeued: _requeued, JobUpdated: _updated, JobSignalled: _signalled, JobsForgotten: _forgotten,
-    NodeChanged: _node_changed, ReachChanged: _reach_changed, GpusChanged: _gpus_changed,
-    NodeDrained: _drained, NodeResumed: _resumed, StrayFound: _stray_found, StrayGone: _stray_gone,
+    NodeChanged: apply_nodes.node_changed, ReachChanged: apply_nodes.reach_changed,
+    GpusChanged: apply_nodes.gpus_changed, NodeDrained: apply_nodes.drained, NodeResumed: apply_nodes.resumed,
+    StrayFound: apply_nodes.stray_found, StrayGone: apply_nodes.stray_gone,
     SettingChanged: _setting_changed, ProgressMade: _progress_made,
+    RoomMade: apply_rooms.made, RoomGone: apply_rooms.gone,
 }  # fmt: skip

@@ -145,6 +145,23 @@ class JobUpdated(Event, frozen=True, kw_only=True):
     by: str = ""
 
 
+class RoomMade(Event, frozen=True, kw_only=True):
+    """GPUs are kept for a pending job from now on; those that hold them are told to end by events of their own."""
+
+    job: JobId
+    node: NodeName
+    gpus: tuple[GpuUuid, ...]
+    attempts: tuple[AttemptId, ...]
+    wait_s: float  # until they should be gone
+    gain_s: float
+
+
+class RoomGone(Event, frozen=True, kw_only=True):
+    """The GPUs are kept for the job no longer."""
+
+    job: JobId
+
+
 class JobSignalled(Event, frozen=True, kw_only=True):
     """A signal was sent to a running job by hand."""
 
@@ -221,7 +238,7 @@ class SettingChanged(Event, frozen=True, kw_only=True):
 AnyEvent = Union[
     JobsSubmitted, IdsSkipped, JobPlaced, AttemptStarted, StopOrdered, AttemptEnding, AttemptEnded, JobDropped, JobHeld,
     JobReleased, JobRequeued, JobUpdated, JobSignalled, JobsForgotten, NodeChanged, ReachChanged, GpusChanged,
-    NodeDrained, NodeResumed, StrayFound, StrayGone, SettingChanged, ProgressMade,
+    NodeDrained, NodeResumed, StrayFound, StrayGone, SettingChanged, ProgressMade, RoomMade, RoomGone,
 ]  # fmt: skip
 
 # --- actions --------------------------------------------------------------------------------------------

@@ -165,6 +165,7 @@ class StopOrder(Record, frozen=True, kw_only=True):
     at: float
     grace_s: float
     hold: bool = False  # requeue only: the job is to wait until it is released
+    room_for: JobId | None = None  # preempt only: the job that gets the GPUs
 
 
 class Placement(Record, frozen=True, kw_only=True):
@@ -173,6 +174,16 @@ class Placement(Record, frozen=True, kw_only=True):
     job: JobId
     node: NodeName
     gpus: tuple[GpuUuid, ...] = ()
+
+
+class Room(Record, frozen=True, kw_only=True):
+    """GPUs that are kept for a waiting job, since others were told to end for it."""
+
+    placement: Placement
+    attempts: tuple[AttemptId, ...]  # those that were told to end
+    made_steady_s: float
+    until_steady_s: float  # by then they should be gone; long after, the room is given up
+    gain_s: float  # weighted seconds of waiting that it was expected to save
 
 
 class Attempt(Record, frozen=True, kw_only=True):
@@ -218,6 +229,8 @@ class Job(Record, frozen=True, kw_only=True):
     attempt: Attempt | None = None  # the current, or the last one
     restarts: int = 0
     failures: int = 0  # attempts that failed by themselves (counted against spec.retries)
+    evictions: int = 0  # attempts that were stopped to make room for another job
+    kept_s: float = 0.0  # what those had done, in seconds on the reference GPU; the next attempt goes on from there
     not_before_at: float | None = None  # wall clock: begin time, or the back-off after a failure
     reason: Reason = Reason.NONE  # of a final state
     message: str | None = None  # one sentence with the detail of reason

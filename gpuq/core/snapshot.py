@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from gpuq.core.model import AttemptId, Change, GpuUuid, Job, JobId, JobSpec, Node, NodeName, Record, Setting
+from gpuq.core.model import AttemptId, Change, GpuUuid, Job, JobId, JobSpec, Node, NodeName, Record, Room, Setting
 from gpuq.core.speeds import Runs
 from gpuq.core.state import ClusterState, Stray
 
@@ -39,6 +39,7 @@ class _Snapshot(Record, frozen=True, kw_only=True):
     type_runs: tuple[tuple[str, str, dict[str, Runs]], ...] = ()
     commands: tuple[tuple[str, str, tuple[float, ...]], ...] = ()
     general: dict[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
+    rooms: dict[JobId, Room] = msgspec.field(default_factory=dict)
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -74,6 +75,7 @@ def to_bytes(state: ClusterState) -> bytes:
         type_runs=tuple((user, name, by_type) for (user, name), by_type in state.type_runs.items()),
         commands=tuple((user, command, runs) for (user, command), runs in state.commands.items()),
         general=state.general,
+        rooms=state.rooms,
     )
     return _encoder.encode(document)
 
@@ -94,6 +96,7 @@ def from_bytes(data: bytes) -> ClusterState:
     state.settings = document.settings
     state.setting_changes = document.setting_changes
     state.usage = document.usage
+    state.rooms = document.rooms
     state.tasks = document.tasks
     jobs = [replace(job, spec=document.specs[place]) for place, job in document.jobs]
     # Dependencies are looked up while indexing, so every record must be there before the first is indexed.

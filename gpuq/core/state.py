@@ -1,7 +1,7 @@
 """The state of the cluster: records, and the indexes that follow from them. Imports model, speeds, states.
 
-core.apply is the only module that changes it; decisions are made in core.decide. `check_invariants` computes
-every index anew from the records and raises when the two differ, or when a GPU has two owners.
+core.apply is the only module that changes it; decisions are made in core.decide. core.invariants computes every index
+anew from the records and raises when the two differ, or when a GPU has two owners.
 
 One thing to know: pending jobs of the same Shape are interchangeable for the planner except for their age,
 so they are kept in one queue, and a queue of ten thousand equal jobs costs the planner no more than one job.
@@ -26,11 +26,11 @@ from gpuq.core.model import (
     Node,
     NodeName,
     Resources,
+    Room,
     Setting,
 )
 from gpuq.core.speeds import Runs, speed_factors
 from gpuq.core.states import JobState as S
-from gpuq.errors import InvariantBroken
 
 HISTORY_NAMES = 10_000  # names whose run times are kept
 HISTORY_LENGTH = 20  # run times kept per (user, name) and per (user, command)
@@ -54,6 +54,7 @@ class Shape(NamedTuple):
     array: JobId | None  # only for arrays with a limit on tasks at once
     deadline_at: float | None = None
     command: str = ""  # the fingerprint of one with a history of its own, else "" as for name
+    kept_s: float = 0.0  # work that is done already, in seconds on the reference GPU
 
 
 class Stray(NamedTuple):
@@ -78,6 +79,7 @@ class ClusterState:
         self.commands: dict[tuple[str, str], tuple[float, ...]] = {}  # (user, fingerprint): the same
         self.general: dict[str, tuple[float, ...]] = {}  # user, or EVERYONE: the same
         self.type_runs: dict[tuple[str, str], dict[str, Runs]] = {}  # (user, name): by GPU type (core.speeds)
+        self.rooms: dict[JobId, Room] = {}  # pending jobs for which others were told to end; they are in no queue
         self.usage: dict[str, tuple[tuple[int, float], ...]] = {}  # by user: GPU-seconds by quarter day (core.accounts)
         self.settings: dict[str, Setting] = {}  # by key: what people set over gpuq.toml
         self.setting_changes: tuple[Change, ...] = ()  # the newest, oldest first
@@ -114,6 +116,7 @@ class ClusterState:
         return Shape(
             user, name, spec.resources, spec.time_limit_s, spec.priority, spec.nice,
             spec.preemptible, job.not_before_at, limited, spec.deadline_at, self.known_command(user, spec),
+            job.kept_s,
         )  # fmt: skip
 
     def known_command(self, user: str, spec: JobSpec) -> str:
@@ -135,6 +138,8 @@ class ClusterState:
         if old is not None:
             self._unindex(old)
         self.jobs[job.id] = job
+        if self.rooms and (job.state is not S.PENDING or job.held is not None):
+            self.rooms.pop(job.id, None)
         self.index(job)
 
     def index(self, job: Job) -> None:
@@ -187,7 +192,7 @@ class ClusterState:
     def _queue(self, job: Job) -> None:
         for parent in parents(job):
             self.children.setdefault(parent, set()).add(job.id)
-        if job.held is not None:
+        if job.held is not None or job.id in self.rooms:
             return
         if job.spec.dependencies.terms and verdict(self, job) is not Verdict.MET:
             self.unmet.add(job.id)
@@ -215,6 +220,10 @@ class ClusterState:
             if not queue:
                 del self.waiting[shape]
 
+    def kept_for(self, uuid: GpuUuid) -> JobId | None:
+        """The job for which a GPU is kept, whoever holds it now."""
+        return next((id_ for id_, room in self.rooms.items() if uuid in room.placement.gpus), None)
+
     def requeue_children(self, job: Job) -> None:
         """Look again at the dependencies of those that wait for this job (or for its name)."""
         for parent in {job.id, job.array, singleton_key(job)}:
@@ -224,11 +233,15 @@ class ClusterState:
                 self._queue(record)
 
     def remember_run(self, job: Job, run_s: float) -> None:
-        """Keep a completed run time, as it would have been on the reference GPU by what is known of such jobs now."""
+        """Keep a completed run time, as it would have been on the reference GPU by what is known of such jobs now.
+
+        Of a job that was stopped and went on, the whole counts as one run, but nothing is said of the GPU type.
+        """
         user = job.owner.name
         key = (user, job.spec.name)
-        self._remember_type(key, job, run_s * self.attempt_speed(job))
-        reference_s = run_s * self.job_speed(job)
+        if not job.kept_s:
+            self._remember_type(key, job, run_s * self.attempt_speed(job))
+        reference_s = run_s * self.job_speed(job) + job.kept_s
         self.set_history(key, (*self.history.get(key, ())[-HISTORY_LENGTH + 1 :], reference_s))
         command = (user, fingerprint(job.spec))
         self.set_command(command, (*self.commands.get(command, ())[-HISTORY_LENGTH + 1 :], reference_s))
@@ -337,63 +350,3 @@ def fingerprint(spec: JobSpec) -> str:
 def _fingerprint(argv: tuple[str, ...], script: BlobId | None, gpus: int) -> str:
     whole = "\0".join((*argv, "", script or "", str(gpus)))
     return blake2b(whole.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
-
-
-# --- invariants -----------------------------------------------------------------------------------------
-
-
-def check_invariants(state: ClusterState) -> None:
-    """Raise InvariantBroken when the state contradicts itself: what tests and the simulator call after each step."""
-    _check_owners(state)
-    fresh = ClusterState()
-    fresh.jobs = dict(state.jobs)
-    fresh.tasks = state.tasks
-    fresh.history, fresh.commands = state.history, state.commands
-    for job in sorted(state.jobs.values(), key=lambda job: job.order):
-        fresh.index(job)
-    for name in ("attempts", "unmet", "children"):
-        _same(name, getattr(state, name), getattr(fresh, name))
-    _same("waiting", _ordered(state), _ordered(fresh))
-    _same("ended", set(state.ended), set(fresh.ended))
-    for name in ("used_cpus", "used_memory_mib", "array_active"):
-        kept, computed = getattr(state, name), getattr(fresh, name)
-        _same(name, {k: v for k, v in kept.items() if v}, {k: v for k, v in computed.items() if v})
-    limits: dict[JobId, int] = {}  # tasks of one array may have been given limits of their own
-    for job in state.jobs.values():
-        _check_job(state, job)
-        limits[job.array] = max(limits.get(job.array, 0), job.spec.array_limit)
-    for array, limit in limits.items():
-        if state.array_active.get(array, 0) > limit > 0:
-            raise InvariantBroken(f"array {array} runs more than {limit} tasks at once")
-
-
-def _ordered(state: ClusterState) -> dict[Shape, list[JobId]]:
-    return {shape: list(queue) for shape, queue in state.waiting.items()}
-
-
-def _same(name: str, kept: object, computed: object) -> None:
-    if kept != computed:
-        raise InvariantBroken(f"index '{name}' is {kept!r}, but the records say {computed!r}")
-
-
-def _check_owners(state: ClusterState) -> None:
-    expected: dict[GpuUuid, AttemptId] = {}
-    claims = [(job.attempt.id, job.attempt.gpus) for job in state.active() if job.attempt]
-    for attempt, gpus in claims:
-        for uuid in gpus:
-            if uuid in expected:
-                raise InvariantBroken(f"GPU {uuid} belongs to {expected[uuid]} and to {attempt}")
-            expected[uuid] = attempt
-    for attempt, stray in state.strays.items():
-        for uuid in stray.gpus:
-            expected.setdefault(uuid, attempt)
-    _same("owners", state.owners, expected)
-
-
-def _check_job(state: ClusterState, job: Job) -> None:
-    if job.state.holds_gpus and (job.attempt is None or job.attempt.exit is not None):
-        raise InvariantBroken(f"job {job.id} is {job.state.value} without a living attempt")
-    if job.state.holds_gpus and len(job.attempt.gpus if job.attempt else ()) != job.spec.resources.gpus:
-        raise InvariantBroken(f"job {job.id} does not hold the {job.spec.resources.gpus} GPUs it asked for")
-    if job.state.is_final and job.ended_at is None:
-        raise InvariantBroken(f"job {job.id} is {job.state.value} without an end time")

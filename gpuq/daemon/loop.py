@@ -18,9 +18,10 @@ from gpuq.core import snapshot
 from gpuq.core.apply import apply
 from gpuq.core.decide import Outcome, decide, step
 from gpuq.core.events import AnyAction, AnyEvent, AttemptEnded, JobDropped, JobsForgotten
+from gpuq.core.invariants import check_invariants
 from gpuq.core.model import BlobId, Job, JobId, Stamp
 from gpuq.core.requests import AnyRequest
-from gpuq.core.state import ClusterState, check_invariants
+from gpuq.core.state import ClusterState
 from gpuq.daemon.ports import Clock, Store
 from gpuq.errors import JournalError, Refused, UserError
 from gpuq.journal.archive import ArchivedGpu, ArchivedJob

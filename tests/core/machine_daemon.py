@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 import pytest
 
-from gpuq.core import decide, fit, snapshot, state
+from gpuq.core import decide, fit, invariants, snapshot
 from gpuq.core.apply import apply
 from gpuq.core.events import AnyAction, AnyEvent, StartAttempt
 from gpuq.core.model import AttemptId, JobId, NodeName, Placement, Reach, Stamp
@@ -64,7 +64,7 @@ class Daemon:
         for event in outcome.events:
             self.since.append((now, _encoder.encode(event)))
             self.ledger.observe(event)
-        state.check_invariants(self.state)
+        invariants.check_invariants(self.state)
         self.ledger.check(self.state.jobs)
         if outcome.events:
             self.last_bytes = snapshot.to_bytes(self.state)
@@ -97,7 +97,7 @@ class Daemon:
         """Die and start again: links are gone, actions under way are lost, what was committed is not."""
         found = self.replayed()
         assert snapshot.to_bytes(found) == self.last_bytes, "the replayed state differs from the one that was lost"
-        state.check_invariants(found)
+        invariants.check_invariants(found)
         self.state = found
         for node in self.world.nodes.values():
             node.break_link()

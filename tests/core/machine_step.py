@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 from gpuq.core import decide, snapshot
 from gpuq.core.apply import apply
 from gpuq.core.events import AnyAction, AnyEvent
+from gpuq.core.invariants import check_invariants
 from gpuq.core.model import AttemptId, Job, JobId
 from gpuq.core.requests import AnyRequest, AttemptReport
-from gpuq.core.state import ClusterState, check_invariants
+from gpuq.core.state import ClusterState
 from tests.builders import stamp, user
 
 ANNA, TOM, ROOT = user("anna"), user("tom"), user("root", admin=True)

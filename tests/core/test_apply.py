@@ -34,9 +34,10 @@ from gpuq.core.events import (
     StrayFound,
     StrayGone,
 )
+from gpuq.core.invariants import check_invariants
 from gpuq.core.model import AttemptId, Exit, GpuUuid, Hold, JobId, NodeName, StopKind, StopOrder
 from gpuq.core.snapshot import to_bytes
-from gpuq.core.state import ClusterState, check_invariants
+from gpuq.core.state import ClusterState
 from gpuq.core.states import JobState, Reason
 from gpuq.errors import IllegalTransition, InternalError, InvariantBroken
 from tests.builders import WALL_S, cluster, drain, finish, job, node, place, spec, stamp, submit, tell

@@ -7,9 +7,10 @@ import pytest
 from gpuq.core import snapshot
 from gpuq.core import state as state_module
 from gpuq.core.estimate import predict, predict_shape, remaining
+from gpuq.core.invariants import check_invariants
 from gpuq.core.model import AttemptId, GpuUuid, NodeName, Placement
 from gpuq.core.requests import Place
-from gpuq.core.state import ClusterState, check_invariants, fingerprint
+from gpuq.core.state import ClusterState, fingerprint
 from tests.builders import cluster, finish, job, node, place, remember, spec, stamp, submit
 from tests.core.machine_step import ask
 

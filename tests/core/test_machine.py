@@ -21,7 +21,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from msgspec.structs import replace
 
 import gpuq.core.apply as apply_module
-from gpuq.core import decide, decide_attempts, decide_jobs, decide_nodes, state
+from gpuq.core import decide, decide_attempts, decide_jobs, decide_nodes, invariants
 from gpuq.core.events import AttemptEnded, StartAttempt, StopOrdered
 from gpuq.core.model import Attempt, Job, Reach, Stamp
 from gpuq.core.requests import AttemptReport, NodeReached, NodeReady, Submit
@@ -196,6 +196,6 @@ MISTAKES: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
 def test_machine_finds_mistake(mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine notices each planted mistake by what it leads to, without the core's own check of its indexes."""
     mistake(monkeypatch)
-    monkeypatch.setattr(state, "check_invariants", lambda checked: None)
+    monkeypatch.setattr(invariants, "check_invariants", lambda checked: None)
     with pytest.raises((AssertionError, GpuqError, pytest.fail.Exception)):
         run_state_machine_as_test(QueueMachine, settings=FOUND_WITHIN)

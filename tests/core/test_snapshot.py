@@ -7,6 +7,7 @@ import pytest
 
 from gpuq.core import snapshot
 from gpuq.core.events import AttemptEnded, StrayFound
+from gpuq.core.invariants import check_invariants
 from gpuq.core.model import (
     AttemptId,
     Dependencies,
@@ -19,7 +20,7 @@ from gpuq.core.model import (
     NodeName,
 )
 from gpuq.core.requests import Cancel, HoldJobs, Requeue, Submit
-from gpuq.core.state import ClusterState, check_invariants
+from gpuq.core.state import ClusterState
 from gpuq.core.states import JobState, Reason
 from tests.builders import WALL_S, cluster, drain, finish, node, place, remember, spec, submit, tell
 from tests.core.machine_step import ANNA, ROOT, ask

@@ -11,6 +11,7 @@ import pytest
 
 from gpuq.core import decide
 from gpuq.core.events import AnyAction, JobDropped, JobsSubmitted, ReleaseAttempt, StartAttempt
+from gpuq.core.invariants import check_invariants
 from gpuq.core.model import BlobId, Foreign, JobId, NodeName, Placement
 from gpuq.core.requests import (
     AnyRequest,
@@ -26,7 +27,6 @@ from gpuq.core.requests import (
     Tick,
 )
 from gpuq.core.snapshot import to_bytes
-from gpuq.core.state import check_invariants
 from gpuq.core.states import JobState
 from gpuq.daemon import loop as loop_module
 from gpuq.daemon.loop import Asked, Loop
