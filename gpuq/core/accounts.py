@@ -17,8 +17,9 @@ from __future__ import annotations
 from math import exp, log
 from typing import Final, NamedTuple
 
+from gpuq.core.contract import is_free_time
 from gpuq.core.estimate import predict
-from gpuq.core.impact import Weights, mean_ratios
+from gpuq.core.impact import Weights, mean_ratios, priority_ratio
 from gpuq.core.model import Attempt, Job, Stamp
 from gpuq.core.state import ClusterState
 
@@ -57,7 +58,7 @@ def charged(known: Buckets, gpus: int, start_s: float, end_s: float) -> Buckets:
 
 def is_free(job: Job) -> bool:
     """Whether what the job holds is charged to nobody."""
-    return not job.spec.resources.gpus or (job.spec.preemptible and job.spec.min_runtime_s <= 0)
+    return not job.spec.resources.gpus or is_free_time(job)
 
 
 def usage_with(usage: dict[str, Buckets], job: Job, attempt: Attempt, now_s: float) -> dict[str, Buckets]:
@@ -121,6 +122,26 @@ def divisors(state: ClusterState, stamp: Stamp, weights: Weights) -> dict[str, f
         return means
     known = standings(state, stamp, weights)
     return {user: mean / known[user].balance for user, mean in means.items()}
+
+
+def claim_divisors(state: ClusterState, stamp: Stamp, weights: Weights) -> dict[str, float]:
+    """As `divisors`, with the means over the waiting and the running jobs of a user: who may stop whom rests on it."""
+    sums: dict[str, tuple[float, int]] = {}
+    asked = [(shape.user, shape.priority, shape.nice, len(queue)) for shape, queue in state.waiting.items()]
+    asked += [(job.owner.name, job.spec.priority, job.spec.nice, 1) for job in state.active()]
+    for user, priority, nice, jobs in asked:
+        total, count = sums.get(user, (0.0, 0))
+        sums[user] = (total + jobs * priority_ratio(priority, nice, weights), count + jobs)
+    known = standings(state, stamp, weights)
+    return {user: total / count / known[user].balance for user, (total, count) in sums.items()}
+
+
+def balance_after(state: ClusterState, standing: Standing, gpus: int, charged_s: float, weights: Weights) -> float:
+    """The balance of an account once a start of so many GPUs was charged for that long; never above the present one."""
+    capacity = _gpu_count(state) * decayed_span_s(WINDOW_S)
+    if standing.balance == 1.0 or not capacity:
+        return standing.balance
+    return balance(standing.share, standing.usage + gpus * charged_s / capacity, weights.balance)
 
 
 def account_of(user: str, weights: Weights) -> str:

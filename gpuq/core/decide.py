@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, NamedTuple
 
-from gpuq.core import decide_attempts, decide_jobs, decide_nodes, decide_settings
+from gpuq.core import decide_attempts, decide_evictions, decide_jobs, decide_nodes, decide_settings
 from gpuq.core.apply import apply
 from gpuq.core.dependencies import Verdict, singleton_key, verdict
 from gpuq.core.events import (
@@ -38,6 +38,7 @@ from gpuq.core.requests import (
     Configure,
     DeclareDead,
     DrainNode,
+    Evict,
     GpusSeen,
     HoldJobs,
     NodeReached,
@@ -153,8 +154,8 @@ def _skip_ids(state: ClusterState, request: SkipIds, now: Stamp) -> Decision:
 
 
 def _tick(state: ClusterState, request: Tick, now: Stamp) -> Decision:
-    """End back-offs that the wall clock has left behind, and let the oldest ended jobs go when there are many."""
-    return Decision([*_stranded(state, now), *_surplus(state)])
+    """End back-offs that the wall clock has left behind and rooms kept in vain; let the oldest ended jobs go."""
+    return Decision([*_stranded(state, now), *decide_evictions.vain_rooms(state, now), *_surplus(state)])
 
 
 def _stranded(state: ClusterState, now: Stamp) -> list[AnyEvent]:
@@ -196,6 +197,7 @@ _RULES: dict[type, Callable[[ClusterState, Any, Stamp], Any]] = {
     ReportProgress: decide_jobs.progress,
     Prune: decide_jobs.prune,
     Place: decide_attempts.place,
+    Evict: decide_evictions.evict,
     AttemptReport: decide_attempts.report,
     NodeReady: decide_nodes.ready,
     NodeReached: decide_nodes.reached,

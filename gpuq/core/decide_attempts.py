@@ -236,7 +236,9 @@ def _stopped(job: Job, kind: StopKind, by: str) -> _End:
         return _End(S.TIMEOUT, Reason.TIME_LIMIT, "it reached its time limit")
     if kind is StopKind.REQUEUE:
         return _End(S.PREEMPTED, Reason.NONE, f"requeued by {by}", again=True)
-    return _End(S.PREEMPTED, Reason.PREEMPTED, f"preempted by {by}", again=job.spec.requeue or job.spec.preemptible)
+    other = job.attempt.stop.room_for if job.attempt is not None and job.attempt.stop is not None else None
+    message = f"stopped to make room for job {other}" if other else f"preempted by {by}"
+    return _End(S.PREEMPTED, Reason.PREEMPTED, message, again=job.spec.requeue or job.spec.preemptible)
 
 
 def _lost(job: Job, request: AttemptReport) -> _End:

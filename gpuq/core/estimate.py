@@ -13,11 +13,14 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
+from msgspec.structs import replace
+
 from gpuq.core.impact import Weights
 from gpuq.core.model import Job, Record, Stamp
 from gpuq.core.progress import measured_left_s
 from gpuq.core.quantiles import mean_left_s, quantiles
 from gpuq.core.state import EVERYONE, ClusterState, Shape
+from gpuq.units import format_rough_duration
 
 SHORTEST_RUN_S = 1.0  # starting and reporting take about that long, whatever runs
 OWNER_RUNS: Final = 5  # from which an owner's other jobs say something
@@ -63,12 +66,14 @@ class Remaining(Record, frozen=True, kw_only=True):
 def predict(state: ClusterState, job: Job, weights: Weights | None = None) -> Prediction:
     """The run time of a job by the most specific history, else by its time limit, else by the default."""
     command = state.known_command(job.owner.name, job.spec)
-    return predict_named(state, job.owner.name, job.spec.name, job.spec.time_limit_s, weights, command)
+    found = predict_named(state, job.owner.name, job.spec.name, job.spec.time_limit_s, weights, command)
+    return going_on(found, job.kept_s, weights or Weights()) if job.kept_s else found
 
 
 def predict_shape(state: ClusterState, shape: Shape, weights: Weights | None = None) -> Prediction:
     """The same for all jobs of one queue."""
-    return predict_named(state, shape.user, shape.name, shape.time_limit_s, weights, shape.command)
+    found = predict_named(state, shape.user, shape.name, shape.time_limit_s, weights, shape.command)
+    return going_on(found, shape.kept_s, weights or Weights()) if shape.kept_s else found
 
 
 def predict_named(
@@ -100,6 +105,26 @@ def predict_named(
     default_s = weights.default_run_s
     basis = f"no history: {default_s / 3600:g} h assumed"
     return Prediction(run_s=default_s, low_s=0.0, high_s=default_s, basis=basis, informed=False)
+
+
+def going_on(prediction: Prediction, kept_s: float, weights: Weights) -> Prediction:
+    """What is left of a predicted run of which kept_s [s on the reference GPU] are done, and the cost of a restart."""
+    basis = f"{prediction.basis}, less {format_rough_duration(kept_s)} done before it was stopped"
+    longer_s = tuple(run_s - kept_s + weights.restart_s for run_s in prediction.runs_s if run_s > kept_s)
+    if not longer_s:
+        whole_s = max(prediction.run_s, max(prediction.runs_s, default=0.0))
+        while whole_s <= kept_s:
+            whole_s *= weights.outlived_factor
+        left_s = whole_s - kept_s + weights.restart_s
+        return replace(
+            prediction, run_s=left_s, low_s=0.0, high_s=left_s, lowest_s=0.0, highest_s=None, basis=basis,
+            informed=False, runs_s=(),
+        )  # fmt: skip
+    found = quantiles(longer_s)
+    return replace(
+        prediction, run_s=found.middle_s, low_s=found.low_s, high_s=found.high_s, lowest_s=found.lowest_s,
+        highest_s=found.highest_s, basis=basis, runs_s=longer_s,
+    )  # fmt: skip
 
 
 def _from_history(

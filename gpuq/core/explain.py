@@ -153,6 +153,8 @@ class Reasons:
         obstacle = fit.job_obstacle(self._state, job, self._stamp)
         if obstacle is not None:
             return obstacle.reason, obstacle.message
+        if job.id in self._state.rooms:
+            return Reason.RESOURCES, self._room_text(job)
         if not self._state.nodes:
             return Reason.REQ_NODE_NOT_AVAIL, "no node is known yet"
         if self._plan is not None and job.id in self._plan.estimates:
@@ -161,6 +163,16 @@ class Reasons:
         if known is None:
             known = self._outside[job.spec.resources] = self._of_request(job)
         return known
+
+    def _room_text(self, job: Job) -> str:
+        """Who makes room for it, and by when."""
+        state, room = self._state, self._state.rooms[job.id]
+        left = [state.attempts[each] for each in room.attempts if each in state.attempts]
+        if not left:
+            return "it starts in a moment, where others were stopped for it"
+        verb = "is being stopped" if len(left) == 1 else "are being stopped"
+        wait = format_rough_duration(max(0.0, room.until_steady_s - self._stamp.steady_s))
+        return f"{', '.join(left)} {verb} to make room for it on {room.placement.node}: {wait} at most"
 
     def _of_request(self, job: Job) -> tuple[Reason, str]:
         asked = job.spec.resources

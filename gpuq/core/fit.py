@@ -128,8 +128,8 @@ def holder(state: ClusterState, uuid: GpuUuid) -> JobId | None:
     return stray.job if stray is not None else state.attempts.get(attempt)
 
 
-def gpu_obstacle(state: ClusterState, gpu: Gpu, asked: Resources) -> Obstacle | None:
-    """Why the GPU cannot serve the request now."""
+def gpu_obstacle(state: ClusterState, gpu: Gpu, asked: Resources, of: JobId | None = None) -> Obstacle | None:
+    """Why the GPU cannot serve the request (of this job, if it has one) now."""
     mismatch = gpu_mismatch(gpu, asked)
     if mismatch is not None:
         return mismatch
@@ -138,6 +138,8 @@ def gpu_obstacle(state: ClusterState, gpu: Gpu, asked: Resources) -> Obstacle | 
         by = holder(state, gpu.uuid)
         reason = Reason.RESOURCES
         message = f"{by} holds it" if by else "held by an attempt that no job here knows"
+    elif state.rooms and state.kept_for(gpu.uuid) not in (None, of):
+        reason, message = Reason.RESOURCES, f"kept for {state.kept_for(gpu.uuid)}, for which another job was stopped"
     elif not gpu.usable:
         reason, message = Reason.RESOURCES, gpu.reason or "not usable"
     elif gpu.health is not Health.OK:
@@ -242,7 +244,7 @@ def check(state: ClusterState, placement: Placement, stamp: Stamp) -> Obstacle |
     if message is not None:
         return Obstacle(reason=Reason.BAD_CONSTRAINTS, message=message, when=When.NEVER, node=node.name)
     for gpu in gpus:
-        found = gpu_obstacle(state, gpu, asked)
+        found = gpu_obstacle(state, gpu, asked, job.id)
         if found is not None:
             message = f"{node.name} GPU {gpu.index}: {found.message}"
             return Obstacle(

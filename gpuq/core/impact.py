@@ -39,6 +39,7 @@ class Weights(Record, frozen=True, kw_only=True):
     informed_runs: int = 3  # ended runs from which a prediction is trusted
     informed_spread: float = 4.0  # and only when the middle half differs by less than this factor
     outlived_factor: float = 1.5  # growth of a prediction that a job outlived
+    restart_s: float = 60.0  # run time that a stopped job loses when it goes on
     worth_waiting: float = 0.05  # share of the run time a faster GPU must save, all in all, to be waited for
     age: float = 1.0  # how fast waiting adds weight; 0: not at all
     balance: float = 0.0  # how strongly an account's past use counts; 0: not at all

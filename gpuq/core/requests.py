@@ -171,6 +171,14 @@ class Place(Request, frozen=True, kw_only=True):
     attempt: AttemptId  # a fresh random id
 
 
+class Evict(Request, frozen=True, kw_only=True):
+    """Make room for a waiting job: stop these attempts, and keep the GPUs for it. Checked again, as a placement is."""
+
+    placement: Placement
+    attempts: tuple[AttemptId, ...]
+    gain_s: float  # weighted seconds of waiting that it saves by prediction
+
+
 class Configure(Request, frozen=True, kw_only=True):
     """Change a setting of the running daemon (core.settings has the keys); None: as gpuq.toml says again."""
 
@@ -192,5 +200,5 @@ class Tick(Request, frozen=True, kw_only=True):
 AnyRequest = Union[
     Submit, Cancel, HoldJobs, ReleaseJobs, Requeue, Update, Signal, ReportProgress, Prune, DrainNode, ResumeNode,
     DeclareDead,
-    NodeReady, NodeReached, GpusSeen, AttemptReport, Place, Configure, SkipIds, Tick,
+    NodeReady, NodeReached, GpusSeen, AttemptReport, Place, Evict, Configure, SkipIds, Tick,
 ]  # fmt: skip

@@ -1,20 +1,25 @@
 """The snapshot: reads the state and puts it as a Problem. Imports accounts, estimate, fit, match, problem and state.
 
+With `stopping` the same is asked as if those attempts had been told to end: they wait in queues of their own.
+
 One thing to know: window 0 asks only what may start now. The snapshot then reads no more of the state than that needs:
 nothing at all when no GPU is free, and of each queue no more jobs than could start.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 from math import inf
 
+from msgspec.structs import replace
+
 from gpuq.core import fit, match
-from gpuq.core.accounts import divisors
+from gpuq.core.accounts import claim_divisors, divisors
 from gpuq.core.estimate import Remaining, predict, predict_shape, remaining
 from gpuq.core.gpu_types import is_any
 from gpuq.core.impact import Weights, impact, share_of
-from gpuq.core.model import AttemptId, Job, JobId, Node, NodeName, Resources, Stamp
+from gpuq.core.model import AttemptId, GpuUuid, Job, JobId, Node, NodeName, Resources, Stamp
 from gpuq.core.problem import ArrayRoom, Machine, Problem, Promise, Queue, Running, Site, Slot, Waiting
 from gpuq.core.state import ClusterState, Shape
 
@@ -23,22 +28,34 @@ SOONEST_LATER_S = 0.001  # what is not now is at least that far away, so that no
 
 
 def snapshot(
-    state: ClusterState, stamp: Stamp, weights: Weights | None = None, window: int = WINDOW
+    state: ClusterState,
+    stamp: Stamp,
+    weights: Weights | None = None,
+    window: int = WINDOW,
+    stopping: Mapping[AttemptId, float] | None = None,
 ) -> Problem:
-    """The problem of this moment; window 0: only what is needed to start jobs now."""
+    """The problem of this moment; window 0: only what is needed to start jobs now.
+
+    stopping: attempts that are taken to be told to end now, and the time [s] they get for that.
+    """
     weights = weights or Weights()
+    stopping = stopping or {}
     nodes = [node for node in state.nodes.values() if fit.is_reachable(node)]
     wanted = _Wanted(state)
     if not state.waiting or (not window and not wanted.without_gpus and not _any_free(state, nodes)):
         return Problem(stamp=stamp, weights=weights, window=window, waiting=state.waiting_count())
     ends = _predicted_ends(state, stamp, weights)
-    machines, slots = _machines_and_slots(state, nodes, ends)
+    ends |= {attempt: Remaining(left_s=left_s, informed=True) for attempt, left_s in stopping.items()}
+    machines, slots = _machines_and_slots(state, nodes, ends, _room_ends(state, ends, stamp, weights))
     free = sum(1 for slot in slots if slot.free_at_s == 0.0)
     sites = _Sites(nodes, slots)
     means = divisors(state, stamp, weights)
     queues = tuple(
         _queue(state, shape, sites, means[shape.user], stamp, weights, (window, free))
         for shape in state.waiting
+    ) + tuple(
+        _stopped_queue(state, state.jobs[state.attempts[attempt]], sites, left_s, stamp, weights)
+        for attempt, left_s in stopping.items()
     )
     return Problem(
         stamp=stamp,
@@ -68,8 +85,22 @@ class _Wanted:
 
 
 def _any_free(state: ClusterState, nodes: list[Node]) -> bool:
-    owners = state.owners
-    return any(gpu.uuid not in owners and fit.is_sound(gpu) for node in nodes for gpu in node.gpus)
+    taken = {*state.owners, *(uuid for room in state.rooms.values() for uuid in room.placement.gpus)}
+    return any(gpu.uuid not in taken and fit.is_sound(gpu) for node in nodes for gpu in node.gpus)
+
+
+def _room_ends(
+    state: ClusterState, ends: dict[AttemptId, Remaining], stamp: Stamp, weights: Weights
+) -> dict[JobId, Remaining]:
+    """When jobs will have ended that start as soon as those are gone that were stopped for them."""
+    found = {}
+    for id_, room in state.rooms.items():
+        job, placement = state.jobs[id_], room.placement
+        wait_s = max((ends[each].left_s for each in room.attempts if each in ends), default=0.0)
+        prediction = predict(state, job, weights)
+        run_s = prediction.on(state.speed_of(placement.node, placement.gpus))
+        found[id_] = Remaining(left_s=wait_s + run_s, informed=prediction.informed)
+    return found
 
 
 def _predicted_ends(state: ClusterState, stamp: Stamp, weights: Weights) -> dict[AttemptId, Remaining]:
@@ -87,7 +118,7 @@ def _predicted_ends(state: ClusterState, stamp: Stamp, weights: Weights) -> dict
 
 
 def _machines_and_slots(
-    state: ClusterState, nodes: list[Node], ends: dict[AttemptId, Remaining]
+    state: ClusterState, nodes: list[Node], ends: dict[AttemptId, Remaining], room_ends: dict[JobId, Remaining]
 ) -> tuple[tuple[Machine, ...], tuple[Slot, ...]]:
     promises: dict[NodeName, list[Promise]] = {}
     attempts: dict[NodeName, int] = {}
@@ -99,6 +130,12 @@ def _machines_and_slots(
         if asked.cpus or asked.memory_mib:
             promise = Promise(ends[attempt].left_s, asked.cpus, asked.memory_mib or 0)
             promises.setdefault(node_name, []).append(promise)
+    kept: dict[GpuUuid, Remaining] = {}
+    for id_, end in room_ends.items():
+        placement, asked = state.rooms[id_].placement, state.jobs[id_].spec.resources
+        kept |= dict.fromkeys(placement.gpus, end)
+        if asked.cpus or asked.memory_mib:
+            promises.setdefault(placement.node, []).append(Promise(end.left_s, asked.cpus, asked.memory_mib or 0))
     machines = tuple(
         Machine(
             node.name, node.cpus, node.memory_mib,
@@ -112,7 +149,9 @@ def _machines_and_slots(
             if not fit.is_sound(gpu):
                 continue
             owner = state.owners.get(gpu.uuid)
-            if owner is None:
+            if gpu.uuid in kept:
+                slots.append(Slot(position, gpu, kept[gpu.uuid].left_s, kept[gpu.uuid].informed))
+            elif owner is None:
                 slots.append(Slot(position, gpu, 0.0, True))
             elif owner in ends and ends[owner].left_s < inf:
                 slots.append(Slot(position, gpu, ends[owner].left_s, ends[owner].informed))
@@ -197,6 +236,32 @@ def _queue(
         best_run_s=best_run_s,
         age_s=max(best_run_s, weights.age_floor_s) / weights.age if weights.age else inf,
         release_s=max(-since_release_s, SOONEST_LATER_S) if since_release_s < 0 else 0.0,
+    )
+
+
+def _stopped_queue(
+    state: ClusterState, job: Job, sites: _Sites, left_s: float, stamp: Stamp, weights: Weights
+) -> Queue:
+    """A running job as it would wait once it was told to end, left_s from now."""
+    attempt = job.attempt
+    started_s = attempt.started_steady_s if attempt is not None else None
+    done_s = 0.0 if started_s is None else (stamp.steady_s - started_s) * state.job_speed(job)
+    stopped = replace(job, kept_s=job.kept_s + max(done_s, SOONEST_LATER_S))
+    shape, user = state.shape_of(stopped), job.owner.name
+    mean_ratio = claim_divisors(state, stamp, weights)[user]
+    prediction = predict_shape(state, shape, weights)
+    found = _as_learnt(sites.of(shape.resources), state.factors(user, shape.name))
+    best_run_s = prediction.on(found[0].speed if found else 1.0)
+    return Queue(
+        shape=shape,
+        heads=(_waiting(stopped, stamp, inf),),
+        count=1,
+        sites=found,
+        prediction=prediction,
+        standing=share_of(shape, stamp.wall_s, best_run_s, weights) / mean_ratio,
+        best_run_s=best_run_s,
+        age_s=max(best_run_s, weights.age_floor_s) / weights.age if weights.age else inf,
+        release_s=max(left_s, SOONEST_LATER_S),
     )
 
 

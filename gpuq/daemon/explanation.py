@@ -61,12 +61,20 @@ def why(state: ClusterState, job: Job, problem: Problem, plan: Plan, now: Stamp)
         "ahead": [],
         "blockers": [],
         "hint": None,
+        "stopped": _stopped(job),
     }
     if job.state is JobState.PENDING:
         found |= _of_waiting(state, job, problem, plan, now)
     elif job.state.holds_gpus:
         found["message"] = f"it is {job.state.value.lower()} on {job.attempt.node if job.attempt else 'a node'}"
     return found
+
+
+def _stopped(job: Job) -> Json | None:
+    """How often the job was stopped to make room for others, and what it keeps of that."""
+    if not job.evictions:
+        return None
+    return {"times": job.evictions, "kept_s": job.kept_s, "message": job.message}
 
 
 def _of_waiting(state: ClusterState, job: Job, problem: Problem, plan: Plan, now: Stamp) -> Json:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from math import inf
 from typing import Any
 
 from msgspec.structs import replace
@@ -21,6 +22,7 @@ from msgspec.structs import replace
 from gpuq.config import AccountConfig, ImpactConfig, PlannerConfig
 from gpuq.core import explain, greedy, settings
 from gpuq.core.compare import Comparison, compare
+from gpuq.core.contract import protected_s
 from gpuq.core.decide import step
 from gpuq.core.estimate import remaining
 from gpuq.core.events import (
@@ -36,16 +38,19 @@ from gpuq.core.events import (
     NodeChanged,
     NodeResumed,
     ReachChanged,
+    RoomGone,
     SettingChanged,
     StrayGone,
 )
+from gpuq.core.evictions import find_eviction
 from gpuq.core.fit import best_speed
 from gpuq.core.impact import Account, Outcome, Weights, impact_factor, outcome
-from gpuq.core.model import AttemptId, Job, Resources, Setting
+from gpuq.core.model import AttemptId, Job, Placement, Resources, Room, Setting
 from gpuq.core.plan import Plan, Start
 from gpuq.core.problem import Problem
-from gpuq.core.requests import Place, Submit
+from gpuq.core.requests import Evict, Place, Submit
 from gpuq.core.snapshot import from_bytes, to_bytes
+from gpuq.core.state import ClusterState
 from gpuq.core.states import JobState
 from gpuq.core.survey import snapshot
 from gpuq.daemon import explanation
@@ -59,8 +64,13 @@ Json = dict[str, Any]
 
 _MAY_LET_START = (
     AttemptEnded, AttemptStarted, GpusChanged, JobDropped, JobReleased, JobRequeued, JobsSubmitted, JobUpdated,
-    NodeChanged, NodeResumed, ReachChanged, SettingChanged, StrayGone,
+    NodeChanged, NodeResumed, ReachChanged, RoomGone, SettingChanged, StrayGone,
 )  # fmt: skip
+
+
+def _is_empty(state: ClusterState, room: Room) -> bool:
+    """Whether nothing holds the GPUs of a room any more."""
+    return not any(uuid in state.owners for uuid in room.placement.gpus)
 
 
 class DaemonPlanner:
@@ -77,6 +87,7 @@ class DaemonPlanner:
         self._plan: Plan | None = None
         self._is_stale = True
         self._solving = Solving()
+        self._look_for_room_s = 0.0  # steady clock: when to see again whether a job should make room
         self._base = Weights(
             default_run_s=config.default_runtime_s,
             age=impact.age,
@@ -104,11 +115,12 @@ class DaemonPlanner:
         """A commit went through: plan again if it could let something start."""
         self._is_stale = True
         if any(isinstance(event, _MAY_LET_START) for event in events):
+            self._look_for_room_s = 0.0
             self._wake.set()
 
     def time_passed(self) -> None:
         """Begin times and back-offs may be over, and a full plan grows old."""
-        if self._loop.state.waiting:
+        if self._loop.state.waiting or self._loop.state.rooms:
             self._wake.set()
         if self._plan is not None and self._age_s(self._plan) > self._setting_s("planner.every", self.config.every_s):
             self._is_stale = True
@@ -126,12 +138,18 @@ class DaemonPlanner:
                 log.exception("planning failed; nothing was started in this pass")
 
     async def _dispatch(self) -> None:
-        if not self._loop.state.waiting or self._loop.degraded:
+        state = self._loop.state
+        if not (state.waiting or state.rooms) or self._loop.degraded:
             return
         plan = await self._dispatch_plan()
+        ready = [room.placement for room in state.rooms.values() if _is_empty(state, room)]
+        await self._place([*ready, *plan.placements()])
+        await self._make_room()
+
+    async def _place(self, placements: list[Placement]) -> None:
         asked = [
             self._loop.ask_later(Place(placement=placement, attempt=AttemptId(str(uuid.uuid4()))))
-            for placement in plan.placements()
+            for placement in placements
         ]
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(answer, GpuqError):
@@ -141,6 +159,26 @@ class DaemonPlanner:
             else:
                 for note in answer.notes:
                     log.info("%s", note)
+
+    async def _make_room(self) -> None:
+        """Stop running jobs for a waiting one, where that is allowed and worth it; looked for when anything changed."""
+        now = self._loop.clock.now()
+        if now.steady_s < self._look_for_room_s:
+            return
+        protected = [protected_s(job, now) for job in self._loop.state.active() if job.spec.preemptible]
+        every_s = self._setting_s("planner.every", self.config.every_s)
+        self._look_for_room_s = now.steady_s + min([every_s, *(left_s for left_s in protected if left_s > 0.0)])
+        if min(protected, default=inf) > 0.0:
+            return
+        problem = snapshot(self._loop.state, now, self.weights)
+        found = find_eviction(self._loop.state, problem, greedy.plan(problem))
+        if found is None:
+            return
+        asked = Evict(placement=found.placement, attempts=found.attempts, gain_s=found.gain_s)
+        for note in (await self._loop.ask(asked)).notes:
+            log.info("%s (%.0f weighted seconds of waiting saved)", note, found.gain_s)
+        self._look_for_room_s = 0.0
+        self._wake.set()
 
     async def _dispatch_plan(self) -> Plan:
         """What starts now: at once where nobody competes for it, else after the solver had a look."""

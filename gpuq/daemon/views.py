@@ -80,6 +80,7 @@ def job_brief(job: Job, steady_s: float, gpus: dict[str, Gpu]) -> Json:
         "wait_exit_code": wait_exit_code(job) if job.state.is_final else None,
         "priority": spec.priority,
         "restarts": job.restarts,
+        "evictions": job.evictions,
         "held": job.held.value if job.held else None,
         "stopping": attempt.stop.kind.value if attempt and attempt.stop and not job.state.is_final else None,
         "array_limit": spec.array_limit or None,

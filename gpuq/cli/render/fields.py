@@ -121,6 +121,7 @@ FIELDS: Final[dict[str, Field]] = {
     "cpus": _word("CPUS", "cpus", True),
     "priority": _word("PRIORITY", "priority", True),
     "restarts": _word("RESTARTS", "restarts", True),
+    "evictions": _word("EVICTIONS", "evictions", True),
     "submit": _moment("SUBMIT_TIME", "submitted_at"),
     "begin": _moment("BEGIN_TIME", "begin_at"),
     "start": _moment("START_TIME", "started_at"),

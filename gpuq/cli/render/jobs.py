@@ -203,7 +203,8 @@ def _facts(job: Job, now: float) -> list[tuple[str, Any]]:
     dropped = job.get("log_dropped_bytes")
     return [
         *facts, ("exit code", exit_text(job)), ("CPU time", format_duration(job.get("cpu_s"))),
-        ("priority", job.get("priority")), ("restarts", job.get("restarts")), ("attempt", job.get("attempt_number")),
+        ("priority", job.get("priority")), ("restarts", job.get("restarts")),
+        ("stopped for others", job.get("evictions")), ("attempt", job.get("attempt_number")),
         ("depends on", job.get("dependency")), ("output", job.get("stdout")), ("error output", job.get("stderr")),
         ("log left out", format_bytes(dropped) if dropped else None), ("comment", job.get("comment")),
         ("impact", f"{job['impact']:.2f}" if job.get("impact") is not None else None),

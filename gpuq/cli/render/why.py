@@ -20,7 +20,7 @@ def why_lines(why: Why, now: float, width: int | None = None, colour: bool = Fal
     head = why.get("message") or why.get("reason") or "nothing is known of it"
     name = f' "{why["name"]}"' if why.get("name") else ""
     rows = [
-        *_options(why, now), *_planned(why, now), *_figures(why), *_weight(why), *_deadline(why, now), *_costs(why),
+        *_options(why, now), *_planned(why, now), *_stopped(why), *_figures(why), *_weight(why), *_deadline(why, now), *_costs(why),
         *_prediction(why), *_ahead(why), *_blockers(why, now), *_cannot(why), *_plan(why, now),
     ]  # fmt: skip
     if why.get("hint"):
@@ -46,6 +46,16 @@ def _options(why: Why, now: float) -> list[tuple[str, str]]:
             parts.append(f"impact {option['impact']:.2f}{price}")
         rows.append((name, "   ".join(parts)))
     return _once([*rows, *_left_out(why, len(why.get("options") or ()))])
+
+
+def _stopped(why: Why) -> list[tuple[str, str]]:
+    stopped = why.get("stopped")
+    if not stopped:
+        return []
+    times = "once" if stopped["times"] == 1 else f"{stopped['times']} times"
+    last = f"; the last time {stopped['message']}" if stopped["times"] > 1 else f": {stopped['message']}"
+    kept = f"it goes on with {format_rough_duration(stopped['kept_s'])} of work done, if it keeps checkpoints"
+    return [("Stopped", f"{times}{last if stopped.get('message') else ''}; {kept}")]
 
 
 def _planned(why: Why, now: float) -> list[tuple[str, str]]:
