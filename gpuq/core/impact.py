@@ -62,7 +62,7 @@ class Costs(NamedTuple):
 
 FREE: Final = Costs()
 COSTS: Final = ("energy", "restart", "fragmentation", "interference")  # parameters of Weights
-MEASURED_COSTS: Final[frozenset[str]] = frozenset({"energy"})  # those whose amounts the planner knows of a placement
+MEASURED_COSTS: Final[frozenset[str]] = frozenset({"energy", "restart"})  # those whose amounts the planner knows
 
 
 def priority_ratio(priority: int, nice: int, weights: Weights) -> float:

@@ -12,11 +12,12 @@ from typing import Final
 import msgspec
 import pytest
 
-from gpuq.core import decide, fit, invariants, snapshot
+from gpuq.core import decide, fit, greedy, invariants, snapshot, survey
 from gpuq.core.apply import apply
 from gpuq.core.events import AnyAction, AnyEvent, StartAttempt
+from gpuq.core.evictions import find_eviction
 from gpuq.core.model import AttemptId, JobId, NodeName, Placement, Reach, Stamp
-from gpuq.core.requests import AnyRequest, NodeReached, Place
+from gpuq.core.requests import AnyRequest, Evict, NodeReached, Place
 from gpuq.core.state import ClusterState
 from gpuq.errors import UserError
 from tests.core.machine_ledger import Ledger
@@ -63,7 +64,7 @@ class Daemon:
             raise
         for event in outcome.events:
             self.since.append((now, _encoder.encode(event)))
-            self.ledger.observe(event)
+            self.ledger.observe(event, now.steady_s)
         invariants.check_invariants(self.state)
         self.ledger.check(self.state.jobs)
         if outcome.events:
@@ -135,7 +136,23 @@ class Daemon:
             place = self._proposal(id_)
             if place is not None and len(found) < limit:
                 found.append(place)
+        return [*self._into_rooms(), *found]
+
+    def _into_rooms(self) -> list[Place]:
+        """Jobs for which room was made, where it is empty by now."""
+        found = []
+        for room in self.state.rooms.values():
+            if not any(uuid in self.state.owners for uuid in room.placement.gpus):
+                self.placements += 1
+                attempt = AttemptId(f"attempt-{self.placements}-of-{room.placement.job}")
+                found.append(Place(placement=room.placement, attempt=attempt))
         return found
+
+    def eviction(self) -> Evict | None:
+        """What the planner would ask for to make room."""
+        problem = survey.snapshot(self.state, self.now())
+        found = find_eviction(self.state, problem, greedy.plan(problem))
+        return found and Evict(placement=found.placement, attempts=found.attempts, gain_s=found.gain_s)
 
     def _proposal(self, id_: JobId) -> Place | None:
         for node in self.state.nodes.values():

@@ -24,9 +24,11 @@ from gpuq.core.events import (
     JobsForgotten,
     JobsSubmitted,
     JobUpdated,
+    RoomGone,
+    RoomMade,
     StopOrdered,
 )
-from gpuq.core.model import AttemptId, DependencyKind, GpuUuid, Hold, JobId, JobSpec, NodeName
+from gpuq.core.model import AttemptId, DependencyKind, GpuUuid, Hold, JobId, JobSpec, NodeName, StopKind
 from gpuq.core.states import JobState, Reason
 from tests.core.machine_world import Life, World
 
@@ -45,6 +47,7 @@ class Promise:
     attempts: list[AttemptId] = field(default_factory=list)
     first_counted: int = 0  # attempts from here on count against the retries
     active: bool = False
+    started_s: float = 0.0
     started: bool = False  # its current attempt was seen running
     final: JobState | None = None
     cancelled: bool = False
@@ -69,17 +72,21 @@ class Ledger:
         self.owners: dict[AttemptId, JobId] = {}
         self.claims: dict[AttemptId, tuple[GpuUuid, ...]] = {}  # attempts that the core has placed and not ended
         self.stops: dict[AttemptId, str] = {}
+        self.rooms: dict[JobId, tuple[GpuUuid, ...]] = {}  # GPUs that were promised to a job when others were stopped
+        self.now_s = 0.0  # of the event that is observed
         self.declared: set[AttemptId] = set()
         self.drained: set[NodeName] = set()
         self._rules: dict[type, Callable[[Any], None]] = {
             JobsSubmitted: self._submitted, JobPlaced: self._placed, AttemptStarted: self._started,
             AttemptEnding: self._ending, AttemptEnded: self._ended, JobDropped: self._dropped, JobHeld: self._was_held,
             JobReleased: self._released, JobRequeued: self._requeued, JobUpdated: self._updated,
-            JobsForgotten: self._forgotten, StopOrdered: self._stop_ordered,
+            JobsForgotten: self._forgotten, StopOrdered: self._stop_ordered, RoomMade: self._room_made,
+            RoomGone: self._room_gone,
         }  # fmt: skip
 
-    def observe(self, event: AnyEvent) -> None:
+    def observe(self, event: AnyEvent, now_s: float = 0.0) -> None:
         """Take one event to the books."""
+        self.now_s = now_s
         rule = self._rules.get(type(event))
         if rule is not None:
             rule(event)
@@ -111,11 +118,13 @@ class Ledger:
         else:
             assert job.cancelled, f"job {job.id} was dropped though nobody cancelled it"
         job.final, job.held, job.granted = event.state, False, False
+        self.rooms.pop(job.id, None)
 
     def _was_held(self, event: JobHeld) -> None:
         job = self.jobs[event.job]
         assert not job.active, f"job {job.id} was held while it ran"
         job.held = True
+        self.rooms.pop(job.id, None)
 
     def _released(self, event: JobReleased) -> None:
         self.jobs[event.job].held = False
@@ -148,6 +157,7 @@ class Ledger:
         assert event.node not in self.drained, f"job {job.id} was placed on {event.node}, which is drained"
         assert len(set(event.gpus)) == job.spec.resources.gpus
         self._check_gpus(event)
+        self.rooms.pop(job.id, None)
         if job.attempts:
             self._check_again(job)
         self._check_dependencies(job)
@@ -161,6 +171,8 @@ class Ledger:
 
     def _check_gpus(self, event: JobPlaced) -> None:
         wanted = set(event.gpus)
+        for id_, gpus in self.rooms.items():
+            assert id_ == event.job or not wanted & set(gpus), f"{event.job} got GPUs that were emptied for {id_}"
         for attempt, gpus in self.claims.items():
             assert not wanted & set(gpus), f"{event.attempt} got GPUs of {attempt}, which has not ended"
         for life in self.world.living():
@@ -179,6 +191,7 @@ class Ledger:
             allowed = failures <= job.spec.retries
         else:
             allowed = job.spec.requeue and life.cause in ("shim", "swept", "reboot", "stopped")
+            allowed = allowed or (job.spec.preemptible and life.cause == "stopped")
         allowed = allowed or (job.spec.requeue and previous in self.declared)
         assert allowed, f"job {job.id} runs again unasked: {life}"
 
@@ -207,12 +220,29 @@ class Ledger:
         life = self.world.lives[event.attempt]
         assert life.starts == 1, f"{event.attempt} was reported as started, but it was not"
         self.jobs[event.job].started = True
+        self.jobs[event.job].started_s = self.now_s
 
     def _ending(self, event: AttemptEnding) -> None:
         self.jobs[event.job].started = True  # or it is over without having begun: both satisfy an `after`
 
     def _stop_ordered(self, event: StopOrdered) -> None:
         self.stops[event.attempt] = event.stop.kind.value
+        if event.stop.kind is StopKind.PREEMPT:
+            job = self.jobs[event.job]
+            assert job.spec.preemptible, f"job {job.id} was stopped to make room, which it never allowed"
+            assert job.active, f"job {job.id} was stopped to make room while it did not run"
+            assert self.now_s - job.started_s >= job.spec.min_runtime_s, f"job {job.id} was stopped too early"
+            assert set(self.claims[event.attempt]) & set(self.rooms[event.stop.room_for or JobId("")])
+
+    def _room_made(self, event: RoomMade) -> None:
+        job = self.jobs[event.job]
+        assert not job.active, f"room was made for job {job.id}, which runs"
+        assert job.final is None, f"room was made for job {job.id}, which has ended"
+        assert len(set(event.gpus)) == job.spec.resources.gpus
+        self.rooms[event.job] = event.gpus
+
+    def _room_gone(self, event: RoomGone) -> None:
+        del self.rooms[event.job]
 
     def _ended(self, event: AttemptEnded) -> None:
         job, life = self.jobs[event.job], self.world.lives[event.attempt]

@@ -21,6 +21,7 @@ from gpuq.core.model import (
     DependencyKind,
     JobId,
     JobSpec,
+    Placement,
     Reach,
     Resources,
     User,
@@ -29,6 +30,7 @@ from gpuq.core.requests import (
     Cancel,
     DeclareDead,
     DrainNode,
+    Evict,
     HoldJobs,
     Place,
     Prune,
@@ -69,6 +71,8 @@ class Wish(NamedTuple):
     parents: list[tuple[DependencyKind, int]]  # which of the known jobs, from the newest
     any_of: bool
     keep: bool
+    contract: tuple[bool, float]  # preemptible, min_runtime_s
+    priority: int
 
     def spec(self, known: list[str]) -> JobSpec:
         """The wish in words of the core; `known` are the ids that a dependency can name."""
@@ -86,6 +90,9 @@ class Wish(NamedTuple):
             resources=Resources(gpus=self.gpus, cpus=self.cpus),
             retries=self.retries,
             requeue=self.requeue,
+            preemptible=self.contract[0],
+            min_runtime_s=self.contract[1],
+            priority=self.priority,
             array_limit=self.limit if self.tasks else 0,
             dependencies=Dependencies(terms=tuple(terms), any_of=self.any_of, keep_on_failed=self.keep),
         )
@@ -104,6 +111,8 @@ WISHES = st.builds(
     parents=st.one_of(st.just([]), st.lists(PARENTS, max_size=2)),
     any_of=st.booleans(),
     keep=ONE_IN_FOUR,
+    contract=st.sampled_from(((False, 0.0), (True, 0.0), (True, 50.0))),
+    priority=st.sampled_from((0, 0, 40)),
 )
 
 
@@ -128,6 +137,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.submits = 0
         self.unanswered: list[Submit] = []
         self.stale: list[Place] = []
+        self.stale_evictions: list[Evict] = []
 
     @initialize(wishes=st.lists(WISHES, min_size=1, max_size=4), rounds=st.integers(1, 2))
     def first_jobs(self, wishes: list[Wish], rounds: int) -> None:
@@ -261,6 +271,31 @@ class QueueMachine(RuleBasedStateMachine):
             self.stale = self.daemon.proposals()
         elif self.stale:
             self.daemon.ask(self.stale.pop(0))
+
+    @precondition(has_lives)
+    @rule(late=st.booleans())
+    def make_room(self, late: bool) -> None:
+        """Running jobs are stopped for a waiting one, by what the planner says now or said before."""
+        found = self.daemon.eviction()
+        if late and found is not None:
+            self.stale_evictions.append(found)
+        elif not late:
+            for request in (found, *self.stale_evictions):
+                if request is not None:
+                    self.daemon.ask(request)
+            self.stale_evictions.clear()
+
+    @precondition(has_lives)
+    @rule(position=POSITION, other=POSITION)
+    def make_any_room(self, position: int, other: int) -> None:
+        """A wrong planner asks for what nobody has a right to; the contract holds all the same."""
+        node, life = self.some_life(position)
+        waiting = [job for job in self.ledger.jobs.values() if not job.active and job.final is None]
+        if waiting:
+            job = waiting[other % len(waiting)]
+            gpus = life.gpus[: job.spec.resources.gpus]
+            placement = Placement(job=job.id, node=node.name, gpus=gpus)
+            self.daemon.ask(Evict(placement=placement, attempts=(life.attempt,), gain_s=1.0))
 
     @rule(name=NODES, actions=st.integers(0, 4), reports=st.integers(0, 4))
     def deliver(self, name: str, actions: int, reports: int) -> None:
