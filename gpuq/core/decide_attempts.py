@@ -243,8 +243,9 @@ def _stopped(job: Job, kind: StopKind, by: str) -> _End:
 
 def _lost(job: Job, request: AttemptReport) -> _End:
     """The shim is gone without a record, and nothing of the attempt lives: the exit status is unknown."""
-    if job.attempt is not None and job.attempt.stop is not None and job.attempt.stop.kind is StopKind.CANCEL:
-        return _stopped(job, StopKind.CANCEL, job.attempt.stop.by)
+    stop = job.attempt.stop if job.attempt is not None else None
+    if stop is not None and stop.kind in (StopKind.CANCEL, StopKind.PREEMPT):
+        return _stopped(job, stop.kind, stop.by)
     if request.rebooted:
         message = f"node {request.node} was rebooted while it ran; its exit code is unknown"
         return _End(S.NODE_FAIL, Reason.NODE_REBOOTED, message, again=job.spec.requeue)

@@ -73,6 +73,8 @@ def _obstacle(state: ClusterState, request: Evict, now: Stamp) -> str | None:
             return "a job that was to be stopped has ended"
         if other.attempt.node != node.name or not may_be_stopped(other, now):
             return f"job {other.id} may not be stopped"
+        if set(placement.gpus).isdisjoint(other.attempt.gpus):
+            return f"job {other.id} holds none of its GPUs"
         held.update(other.attempt.gpus)
     asked = job.spec.resources
     if len(placement.gpus) != asked.gpus or len(set(placement.gpus)) != asked.gpus:

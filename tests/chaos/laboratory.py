@@ -308,8 +308,9 @@ class Laboratory:
                  for (tag, attempt), count in starts_of_attempt.items() if count > 1]  # fmt: skip
         starts = Counter(line.tag for line in lines if line.what == "start")
         allowed = {promise.tag: promise.starts_allowed for promise in self.promises}
-        found += [f"{tag} started {count} times, allowed {allowed.get(tag, 0)}"
-                  for tag, count in starts.items() if count > allowed.get(tag, 0)]  # fmt: skip
+        evicted = {tag: int(job["evictions"]) for tag, job in jobs.items()}  # each one allows another start
+        found += [f"{tag} started {count} times, allowed {allowed.get(tag, 0)}, stopped {evicted.get(tag, 0)} times"
+                  for tag, count in starts.items() if count > allowed.get(tag, 0) + evicted.get(tag, 0)]  # fmt: skip
         names = Counter(job["name"] for job in self._jobs())
         return found + [f"submit {name} made {count} jobs" for name, count in names.items() if count > 1]
 

@@ -40,6 +40,15 @@ def requeue(laboratory: Laboratory) -> None:
     laboratory.requeue(first)
 
 
+def preempt(laboratory: Laboratory) -> None:
+    """A job in free time gives way to another one; its second start is a short one."""
+    first = laboratory.submit(run_s=0.05, mode="twice", preemptible=True)
+    first.disturbed = True
+    laboratory.has_begun(first)
+    laboratory.submit()
+
+
 SCENARIOS: dict[str, Callable[[Laboratory], None]] = {
     "finish": finish, "cancel": cancel, "timeout": timeout, "requeue": requeue,
+    "preempt": preempt,
 }  # fmt: skip

@@ -27,12 +27,13 @@ COMMITS = (
     "daemon.after_decide", "daemon.before_answer",
 )  # fmt: skip
 # Which commits a script dies in: those of a submit, a placement, a start, a stop, an end, in turn.
-HITS = {"finish": (2, 6), "cancel": (3, 6), "timeout": (4, 7), "requeue": (5, 7)}
+HITS = {"finish": (2, 6), "cancel": (3, 6), "timeout": (4, 7), "requeue": (5, 7), "preempt": (6, 7)}
 NOT_REACHED = {
     "finish": ("daemon.before_stop", "shim.before_term", "shim.before_kill"),
     "cancel": (),
     "timeout": ("daemon.before_stop",),
     "requeue": ("shim.before_kill",),
+    "preempt": tuple(point for point in POINTS if point not in COMMITS and not point.endswith(".before_stop")),
 }
 ONCE = ("forker.before_fork", "forker.after_fork", "shim.before_term", "shim.before_kill", "daemon.before_stop")
 # Where a death or an error can cost a job its exit status, or its start: then the end must be an honest one.

@@ -1,8 +1,8 @@
 """A seeded storm: real jobs on eight simulated GPUs while all that gpuq is made of is killed and stopped at random.
 
 Faults: `kill -9` of the daemon, the agent, a shim, the forker, the sampler; SIGSTOP and SIGCONT of the daemon, the
-agent, a shim. Clients submit, cancel and requeue meanwhile. At the end every promise is checked against the jobs' own
-evidence.
+agent, a shim. Clients submit, cancel and requeue meanwhile, and jobs stop others that allow it, for the smallest gain.
+At the end every promise is checked against the jobs' own evidence.
 
 GPUQ_STORM_S sets the length, GPUQ_STORM_SEED the seed; both are printed. One thing to know: a seed repeats the choices,
 not the moments at which processes happen to be, so a failure may need a few runs with the same seed to come back.
@@ -161,10 +161,14 @@ class Client:
         """A job of some kind."""
         mode = self.choose.choices(["plain", "stubborn", "family"], [6, 1, 1])[0]
         code = self.choose.choice([0, 0, 0, 1, 7])
-        again = {"requeue": True} if self.choose.random() < 0.2 else {}
-        return self.laboratory.submit(
-            run_s=self.choose.uniform(0.0, 0.8), code=code, mode=mode, gpus=self.choose.choice([1, 1, 1, 2]), **again
-        )
+        kind = self.choose.choices(["fixed", "requeue", "preemptible"], [5, 2, 3])[0]
+        again: dict[str, object] = {} if kind == "fixed" else {kind: True}
+        promise = self.laboratory.submit(
+            run_s=self.choose.uniform(0.0, 0.8), code=code, mode=mode, gpus=self.choose.choice([1, 1, 1, 2]),
+            priority=self.choose.choice([0, 0, 0, 300]), **again,
+        )  # fmt: skip
+        promise.disturbed |= kind == "preemptible"
+        return promise
 
     def requeue(self, promise: Promise) -> None:
         """A job that waits, or is being cancelled, cannot be requeued: that refusal is right."""
@@ -178,7 +182,7 @@ class Client:
 def test_storm(laboratory: Callable[..., Laboratory]) -> None:
     """Whatever dies or stops: nothing acknowledged is lost, nothing runs twice, no GPU is shared, no end is made up."""
     print(f"seed {SEED}, {LENGTH_S:g} s")
-    lab = laboratory(gpus="A100:8").start()
+    lab = laboratory(gpus="A100:8", constants={"gpuq.core.evictions.WORTH": 0.0}).start()
     storm = Storm(lab, random.Random(SEED))
     stopping = threading.Event()
     clients = [Client(lab, random.Random(SEED + 1 + number), stopping) for number in range(CLIENTS)]
@@ -194,8 +198,10 @@ def test_storm(laboratory: Callable[..., Laboratory]) -> None:
     lost = sum("acknowledged and is gone" in text for text in violations)
     twice = sum(count > 1 for count in starts.values())
     faults = sum(storm.done.values())
-    counts = f"{faults} faults, {len(lab.promises)} jobs, {lost} lost, {twice} run twice"
+    stops = sum(lab.job(promise.id)["evictions"] for promise in lab.promises if promise.id is not None)
+    counts = f"{faults} faults, {len(lab.promises)} jobs, {stops} stops for others, {lost} lost, {twice} run twice"
     print(f"storm: seed {SEED}, {counts}; {dict(storm.done)}")
     assert [client.failure for client in clients if client.failure] == []
     assert violations == [], "\n".join(violations)
     assert faults >= LEAST_FAULTS, "the storm was too weak"
+    assert stops > 0, "no job made room for another"

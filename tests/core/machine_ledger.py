@@ -191,7 +191,7 @@ class Ledger:
             allowed = failures <= job.spec.retries
         else:
             allowed = job.spec.requeue and life.cause in ("shim", "swept", "reboot", "stopped")
-            allowed = allowed or (job.spec.preemptible and life.cause == "stopped")
+            allowed = allowed or (job.spec.preemptible and self.stops.get(previous) == "preempt")
         allowed = allowed or (job.spec.requeue and previous in self.declared)
         assert allowed, f"job {job.id} runs again unasked: {life}"
 
