@@ -8,9 +8,9 @@ help:
 	@echo "make demo     some twenty jobs on simulated GPUs, in less than 40 s"
 	@echo "make test     all tests (make unit: only those that start no process that lasts)"
 	@echo "make check    lint, types, layout, generated files"
-	@echo "make bench-policies TRACES=folder    scheduling policies on public traces, into docs/policies.md"
-	@echo "make bench-published TRACES=folder   published results beside the simulator's, into docs/published.md"
-	@echo "make bench-solver    CP-SAT against the list plan on recorded problems, into docs/solver.md"
+	@echo "make bench-policies TRACES=folder    scheduling policies on public traces, into docs/benchmarks.md"
+	@echo "make bench-published TRACES=folder   published results beside the simulator's, into docs/benchmarks.md"
+	@echo "make bench-solver    CP-SAT against the list plan on recorded problems, into docs/benchmarks.md"
 	@echo "make bench    the figures of this machine, printed with its name and the date"
 
 venv:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import crash, inside, latency, throughput, upkeep
+from bench.document import DOCUMENT, write_part
 from bench.figures import PEER, Row, table
 from bench.machine import ROOT, load, machine_line
 from bench.peer import tsp_program
 from bench.place import Place
 
-DOCUMENT = ROOT / "docs" / "benchmarks.md"
 QUIET_LOAD = 1.5
 
 
@@ -59,7 +59,7 @@ def main() -> int:
     text = _report(machine, before, rows, place.tsp is not None)
     print(text)
     if write:
-        DOCUMENT.write_text(_document(text))
+        write_part("speed", _document(text))
         print(f"written to {DOCUMENT.relative_to(ROOT)}", file=sys.stderr)
     return 0
 
@@ -94,11 +94,11 @@ def _report(machine: str, before: float, rows: list[Row], has_peer: bool) -> str
 
 def _document(report: str) -> str:
     peer = f"`{PEER}` is task-spooler, measured in the same run on the same machine." if tsp_program() else ""
-    return f"""# Benchmarks
+    return f"""# Speed
 
-Written by `python -m bench --write` (`make bench` prints the same); every number below is printed by that program.
-Times are wall clock, medians with extremes; the column CPU is user and system time of the measured process. GPUs are
-simulated, processes, journal, agent and shims are real, and each measurement has a temporary home of its own. {peer}
+Written by `python -m bench --write` (`make bench` prints the same). Times are wall clock, medians with extremes; the
+column CPU is user and system time of the measured process. GPUs are simulated, processes, journal, agent and shims are
+real, and each measurement has a temporary home of its own. {peer}
 
 {report}
 """

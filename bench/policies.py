@@ -1,4 +1,4 @@
-"""`make bench-policies TRACES=folder`: scheduling policies on public traces, into docs/policies.md.
+"""`make bench-policies TRACES=folder`: scheduling policies on public traces, into docs/benchmarks.md.
 
 Suites: H (equal GPUs, jobs may be stopped), F (equal GPUs, nothing may be stopped), T (three GPU types with measured
 speeds, jobs may be stopped), S (as T, two jobs may share GPUs), FT (three types, nothing may be stopped), FC (a part of
@@ -23,12 +23,12 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.document import write_part
 from gpuq.sim.cluster import parse_cluster
 from gpuq.sim.experiment import Row, prepare, simulate
 from gpuq.sim.speeds import read_table
 from gpuq.sim.trace import read_trace
 
-REPORT = Path(__file__).resolve().parent.parent / "docs/policies.md"
 LOADS = (0.7, 0.9)
 EQUAL = {
     "itp/cluster02": 96, "itp/cluster05": 16, "itp/cluster10": 8, "philly/103959": 24, "philly/0e4a51": 48,
@@ -194,7 +194,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="folder of the traces")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--suites", default=",".join(SUITES))
-    parser.add_argument("--write", action="store_true", help="write docs/policies.md")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     asked = parser.parse_args()
     lines: list[str] = []
     with ProcessPoolExecutor(2) as pool:
@@ -205,7 +205,7 @@ def main() -> int:
                 print(line, flush=True)
                 lines.append(line)
     if asked.write:
-        REPORT.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_part("policies", "\n".join(lines))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`make bench-published TRACES=folder`: published results beside the simulator's, into docs/published.md.
+"""`make bench-published TRACES=folder`: published results beside the simulator's, into docs/benchmarks.md.
 
 Three tables: Muri's figures 9 and 10 (SRTF, SRSF), FGD's figure 9a (Random, BestFit, FGD) and Shockwave's canonical run
 on 32 GPUs (max-min fairness, makespan). Exit status 1: a number is further off than its limit.
@@ -20,6 +20,7 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.document import write_part
 from bench.fragmentation import RULES, allocated_percent, read
 from gpuq.sim.cluster import Board, Placement, parse_cluster
 from gpuq.sim.experiment import prepare, simulate
@@ -28,7 +29,6 @@ from gpuq.sim.policies.ranked import gpu_time_left_s, time_left_s
 from gpuq.sim.trace import read_trace
 from gpuq.sim.world import Policy, SimJob, World
 
-REPORT = Path(__file__).resolve().parent.parent / "docs/published.md"
 MURI_TRACES = ("trace1", "trace3", "trace4")
 MURI_LIMIT_PERCENT = 5.5
 MURI_START_S = 25.0  # the middle of its start-up times by model, 4 to 46 s
@@ -181,7 +181,7 @@ def main() -> int:
     """Print the report, and write it when asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="folder of the traces")
-    parser.add_argument("--write", action="store_true", help="write docs/published.md")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     asked = parser.parse_args()
     lines: list[str] = []
     kept: list[bool] = []
@@ -192,7 +192,7 @@ def main() -> int:
             lines.append(line)
     print(f"\n{sum(kept)} of {len(kept)} numbers within their limits")
     if asked.write:
-        REPORT.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_part("published", "\n".join(lines))
     return 0 if all(kept) else 1
 
 

@@ -1,4 +1,4 @@
-"""`make bench-solver`: the list plan against CP-SAT's on recorded problems, into docs/solver.md.
+"""`make bench-solver`: the list plan against CP-SAT's on recorded problems, into docs/benchmarks.md.
 
 One thing to know: the figure is the exact objective of core.plan, which counts the time waited so far too; nothing any
 planner does changes that part.
@@ -12,15 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from bench import problems
+from bench.document import write_part
 from gpuq.core import greedy
 from gpuq.core.plan import check_plan, objective
 from gpuq.core.problem import Problem
 from gpuq.solve.cpsat import CpSat
 
-REPORT = Path(__file__).resolve().parent.parent / "docs/solver.md"
 BUDGETS_S = (0.1, 0.3, 1.0)
 
 
@@ -73,7 +72,7 @@ def row(found: list[Problem], budget_s: float) -> str:
 def main() -> int:
     """Measure, print, and with --write keep."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="write docs/solver.md")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     parser.add_argument("--every", type=int, default=1, help="only every n-th problem")
     asked = parser.parse_args()
     made: list[str] = []
@@ -81,7 +80,7 @@ def main() -> int:
         print(line, flush=True)
         made.append(line)
     if asked.write:
-        REPORT.write_text("\n".join(made) + "\n", encoding="utf-8")
+        write_part("solver", "\n".join(made))
     return 0
 
 
