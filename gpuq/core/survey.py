@@ -41,7 +41,7 @@ def snapshot(
     weights = weights or Weights()
     stopping = stopping or {}
     nodes = [node for node in state.nodes.values() if fit.is_reachable(node)]
-    wanted = _Wanted(state)
+    wanted = _Wanted(state, [state.jobs[state.attempts[attempt]] for attempt in stopping])
     if not state.waiting or (not window and not wanted.without_gpus and not _any_free(state, nodes)):
         return Problem(stamp=stamp, weights=weights, window=window, waiting=state.waiting_count())
     ends = _predicted_ends(state, stamp, weights)
@@ -73,7 +73,8 @@ def snapshot(
 class _Wanted:
     """What the waiting shapes call for, at one look."""
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: ClusterState, stopping: list[Job]) -> None:
+        """stopping: running jobs that wait with the others once they are told to end."""
         self.without_gpus = False
         self.limited: list[tuple[JobId, int]] = []  # (array, limit)
         for shape, queue in state.waiting.items():
@@ -82,6 +83,7 @@ class _Wanted:
             if shape.array is not None:
                 head = next(iter(queue))
                 self.limited.append((shape.array, state.jobs[head].spec.array_limit))
+        self.limited += [(job.array, job.spec.array_limit) for job in stopping if job.spec.array_limit]
 
 
 def _any_free(state: ClusterState, nodes: list[Node]) -> bool:

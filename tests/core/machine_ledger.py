@@ -191,8 +191,8 @@ class Ledger:
             allowed = failures <= job.spec.retries
         else:
             allowed = job.spec.requeue and life.cause in ("shim", "swept", "reboot", "stopped")
-            allowed = allowed or (job.spec.preemptible and self.stops.get(previous) == "preempt")
         allowed = allowed or (job.spec.requeue and previous in self.declared)
+        allowed = allowed or (job.spec.preemptible and self.stops.get(previous) == "preempt")
         assert allowed, f"job {job.id} runs again unasked: {life}"
 
     def _check_dependencies(self, job: Promise) -> None:

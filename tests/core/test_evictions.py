@@ -265,3 +265,16 @@ def test_making_room_is_sound_and_comes_to_an_end(
     else:
         pytest.fail(f"jobs stop each other without end: {pairs}")
     assert not {(b, a) for a, b in pairs} & pairs
+
+
+def test_tasks_of_a_limited_array_give_way() -> None:
+    """A running task of an array that runs only so many at once is stopped like any other job."""
+    state = cluster(node("mill", "A100"))
+    array = submit(state, tasks=2, array_limit=1, **FREE)
+    first = state.members(array)[0]
+    place(state, first, "mill")
+    urgent = submit(state)
+    eviction = found(state)
+    assert stopped(state, eviction) == {first}
+    assert eviction is not None
+    assert eviction.placement.job == urgent

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.e2e.harness import Queue
+
+pytestmark = pytest.mark.e2e
 
 
 def test_a_setting_is_changed_in_a_running_daemon(new_queue: Callable[..., Queue]) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.e2e.harness import Queue
+
+pytestmark = pytest.mark.e2e
 
 COUNTING = """
 file="$GPUQ_CHECKPOINT_DIR/count"

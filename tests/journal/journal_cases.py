@@ -84,6 +84,8 @@ def one_of_each() -> list[ev.AnyEvent]:
         ev.JobUpdated(job=JobId("44"), spec=SPEC, by="ada"),
         ev.JobSignalled(job=job, attempt=TRY, signal=10, by="ada"),
         ev.ProgressMade(job=job, attempt=TRY, fraction=0.42),
+        ev.RoomMade(job=job, node=NODE, gpus=(GPU,), attempts=(TRY,), wait_s=30.0, gain_s=5000.0),
+        ev.RoomGone(job=job),
         ev.JobsForgotten(jobs=(JobId("1"), JobId("2")), pruned=True),
         ev.StrayFound(attempt=TRY, node=NODE, job=job, gpus=(GPU,)),
         ev.StrayGone(attempt=TRY),
