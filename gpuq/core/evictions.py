@@ -25,9 +25,9 @@ from typing import Final, NamedTuple
 
 from gpuq.core.accounts import Standing, balance_after, claim_divisors, standings
 from gpuq.core.contract import is_free_time, may_be_stopped
-from gpuq.core.estimate import Remaining, remaining
+from gpuq.core.estimate import Remaining, predict, remaining
 from gpuq.core.greedy import Directed, plan_directed
-from gpuq.core.impact import Weights, priority_ratio
+from gpuq.core.impact import Weights, impact, priority_ratio
 from gpuq.core.model import AttemptId, Job, JobId, Placement, Record, Stamp
 from gpuq.core.plan import Plan, Start
 from gpuq.core.problem import Problem, Queue, Site
@@ -81,6 +81,24 @@ def find_eviction(state: ClusterState, problem: Problem, plan: Plan) -> Eviction
         if found is not None and (best is None or found.gain_s > best.gain_s):
             best = found
     return best
+
+
+def room_starts(state: ClusterState, stamp: Stamp, weights: Weights) -> dict[JobId, Start]:
+    """When and where the jobs will start for which room is being made: no plan looks at them any more."""
+    found = {}
+    for id_, room in state.rooms.items():
+        job, placement = state.jobs[id_], room.placement
+        gpu_type = state.type_of(placement.node, placement.gpus[0]) if placement.gpus else ""
+        speed = state.speed_of(placement.node, placement.gpus)
+        speed *= state.factors(job.owner.name, job.spec.name).get(gpu_type, 1.0)
+        prediction = predict(state, job, weights)
+        run_s = prediction.on(speed)
+        start_s = max(stamp.steady_s, room.until_steady_s)
+        found[id_] = Start(
+            job=id_, node=placement.node, gpus=placement.gpus, type=gpu_type, start_s=start_s, end_s=start_s + run_s,
+            impact=impact(1.0, len(placement.gpus), run_s, weights), informed=prediction.informed,
+        )  # fmt: skip
+    return found
 
 
 # --- who may stop whom ----------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ class Reasons:
         if obstacle is not None:
             return obstacle.reason, obstacle.message
         if job.id in self._state.rooms:
-            return Reason.RESOURCES, self._room_text(job)
+            return Reason.MAKING_ROOM, self._room_text(job)
         if not self._state.nodes:
             return Reason.REQ_NODE_NOT_AVAIL, "no node is known yet"
         if self._plan is not None and job.id in self._plan.estimates:

@@ -140,6 +140,7 @@ class Reason(str, Enum):
     GPU_UNKNOWN = "GpuUnknown"
     GPU_MEMORY = "GpuMemory"
     FASTER_GPU_SOON = "FasterGpuSoon"
+    MAKING_ROOM = "MakingRoom"
     NON_ZERO_EXIT_CODE = "NonZeroExitCode"
     RAISED_SIGNAL = "RaisedSignal"
     TIME_LIMIT = "TimeLimit"

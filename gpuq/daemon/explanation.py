@@ -66,8 +66,17 @@ def why(state: ClusterState, job: Job, problem: Problem, plan: Plan, now: Stamp)
     if job.state is JobState.PENDING:
         found |= _of_waiting(state, job, problem, plan, now)
     elif job.state.holds_gpus:
-        found["message"] = f"it is {job.state.value.lower()} on {job.attempt.node if job.attempt else 'a node'}"
+        found["message"] = _of_active(job)
     return found
+
+
+def _of_active(job: Job) -> str:
+    """Where it runs, or why it is being ended."""
+    attempt = job.attempt
+    where = attempt.node if attempt else "a node"
+    if attempt is not None and attempt.stop is not None and attempt.stop.room_for is not None:
+        return f"it is being stopped to make room for job {attempt.stop.room_for} on {where}; it waits again then"
+    return f"it is {job.state.value.lower()} on {where}"
 
 
 def _stopped(job: Job) -> Json | None:

@@ -42,7 +42,7 @@ from gpuq.core.events import (
     SettingChanged,
     StrayGone,
 )
-from gpuq.core.evictions import find_eviction
+from gpuq.core.evictions import find_eviction, room_starts
 from gpuq.core.fit import best_speed
 from gpuq.core.impact import Account, Outcome, Weights, impact_factor, outcome
 from gpuq.core.model import AttemptId, Job, Placement, Resources, Room, Setting
@@ -206,7 +206,9 @@ class DaemonPlanner:
 
     def _make_full_plan(self) -> tuple[Problem, Plan]:
         problem = self._problem = snapshot(self._loop.state, self._loop.clock.now(), self.weights)
-        plan = self._plan = replace(greedy.plan(problem), solve=self._solving.last)
+        found = greedy.plan(problem)
+        rooms = room_starts(self._loop.state, problem.stamp, self.weights)
+        plan = self._plan = replace(found, estimates=found.estimates | rooms, solve=self._solving.last)
         self._is_stale = False
         return problem, plan
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuq.core import greedy
 from gpuq.core.contract import may_be_stopped, protected_s
 from gpuq.core.estimate import predict
-from gpuq.core.evictions import Eviction, find_eviction
+from gpuq.core.evictions import Eviction, find_eviction, room_starts
 from gpuq.core.fit import check
 from gpuq.core.impact import Account, Weights
 from gpuq.core.model import AttemptId, Exit, JobId, Placement
@@ -166,6 +166,7 @@ def test_the_room_is_kept() -> None:
     rival = submit(state, priority=200)
     plan = greedy.plan(snapshot(state, stamp(1001.0)))
     assert urgent not in plan.estimates
+    assert room_starts(state, stamp(1001.0), Weights())[urgent].start_s == 1030.0
     assert plan.estimates[rival].start_s > 1001.0 + 3000.0
     reported(state, free, "ended", 1002.0, status="signaled", reason="preempt")
     assert job(state, free).state is JobState.PENDING
