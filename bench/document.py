@@ -11,7 +11,8 @@ from typing import Final
 from bench.machine import ROOT
 
 DOCUMENT: Final = ROOT / "docs" / "benchmarks.md"
-PARTS: Final = ("speed", "policies", "solver", "published")
+SUITES: Final = ("H", "F", "T", "S", "FT", "FC", "M")
+PARTS: Final = ("speed", "policies", *(f"suite {suite}" for suite in SUITES), "solver", "published")
 HEAD: Final = """# Benchmarks
 
 Every number below was printed by the program that is named with it; each part says when and of which commit.

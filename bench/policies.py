@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,8 +99,12 @@ def suite_lines(pool: ProcessPoolExecutor, name: str, folder: Path, seeds: int) 
         for trace, gpus in traces.items()
         for load in LOADS
     ]
-    yield f"\n## Suite {name}\n"
-    yield "Mean JCT / p99 JCT relative to EASY with the owners' estimates, and mean JCT over the lower bound.\n"
+    yield f"## Suite {name}\n"
+    yield (
+        f"{origin()}; {seeds} seed{'' if seeds == 1 else 's'} from 0; Helios prediction errors, 60 s per restart, nodes "
+        "of 8 GPUs, loads by scaling submissions. Mean JCT / p99 JCT relative to EASY with the owners' estimates, and "
+        "mean JCT over the lower bound.\n"
+    )
     yield f"| trace | load | EASY mean h / p99 h | {' | '.join(policies)} |"
     yield f"|---|---|---|{'---|' * len(policies)}"
     found: list[dict[str, list[Row]]] = []
@@ -176,36 +181,40 @@ def _beside(ours_h: float, theirs_h: float | None) -> str:
     return f"{ours_h:.2f} / {theirs_h:.2f} ({100 * (ours_h / theirs_h - 1):+.1f}%)"
 
 
-def head_lines(seeds: int) -> Iterator[str]:
-    """What the report is and where it was made."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+def head_lines() -> Iterator[str]:
+    """What the report is."""
     yield "# Policies on public traces\n"
-    yield "Written by `make bench-policies`. What they are, and what was left out: their folder's README.\n"
-    yield (
-        f"{time.strftime('%Y-%m-%d')}, commit {commit.stdout.strip()}, Python {platform.python_version()} on "
-        f"{platform.machine()}; {seeds} seed{'' if seeds == 1 else 's'} from 0; Helios prediction errors, 60 s per "
-        "restart, nodes of 8 GPUs, loads by scaling submissions. Policies are described in [planner.md](planner.md).\n"
-    )
+    yield "Written by `make bench-policies`. What they are, and what was left out: their folder's README."
+    yield "Policies are described in [planner.md](planner.md).\n"
+    yield f"{origin()}."
+
+
+def origin() -> str:
+    """When, of which commit, on what."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    machine = f"Python {platform.python_version()} on {platform.machine()}"
+    return f"{time.strftime('%Y-%m-%d')}, commit {commit.stdout.strip()}, {machine}"
 
 
 def main() -> int:
     """Run everything and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="folder of the traces")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--suites", default=",".join(SUITES))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--suites", default=",".join(SUITES), help="write only these suites")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     asked = parser.parse_args()
-    lines: list[str] = []
     with ProcessPoolExecutor(2) as pool:
-        parts = [head_lines(asked.seeds), reference_lines(pool, asked.folder)]
-        parts += [suite_lines(pool, name, asked.folder, asked.seeds) for name in asked.suites.split(",")]
-        for part in parts:
+        parts = {f"suite {name}": suite_lines(pool, name, asked.folder, asked.seeds) for name in asked.suites.split(",")}
+        if asked.suites == parser.get_default("suites"):
+            parts = {"policies": chain(head_lines(), reference_lines(pool, asked.folder)), **parts}
+        for name, part in parts.items():
+            lines = []
             for line in part:
                 print(line, flush=True)
                 lines.append(line)
-    if asked.write:
-        write_part("policies", "\n".join(lines))
+            if asked.write:
+                write_part(name, "\n".join(lines))
     return 0
 
 
