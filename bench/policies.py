@@ -101,8 +101,8 @@ def suite_lines(pool: ProcessPoolExecutor, name: str, folder: Path, seeds: int) 
     ]
     yield f"## Suite {name}\n"
     yield (
-        f"{origin()}; {seeds} seed{'' if seeds == 1 else 's'} from 0; Helios prediction errors, 60 s per restart, nodes "
-        "of 8 GPUs, loads by scaling submissions. Mean JCT / p99 JCT relative to EASY with the owners' estimates, and "
+        f"{origin()}; {seeds} seed{'' if seeds == 1 else 's'} from 0; Helios prediction errors, 60 s per restart, "
+        "nodes of 8 GPUs, loads by scaling submissions. Mean JCT / p99 JCT relative to EASY with the owners' estimates, and "
         "mean JCT over the lower bound.\n"
     )
     yield f"| trace | load | EASY mean h / p99 h | {' | '.join(policies)} |"
@@ -205,7 +205,8 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     asked = parser.parse_args()
     with ProcessPoolExecutor(2) as pool:
-        parts = {f"suite {name}": suite_lines(pool, name, asked.folder, asked.seeds) for name in asked.suites.split(",")}
+        names = asked.suites.split(",")
+        parts = {f"suite {name}": suite_lines(pool, name, asked.folder, asked.seeds) for name in names}
         if asked.suites == parser.get_default("suites"):
             parts = {"policies": chain(head_lines(), reference_lines(pool, asked.folder)), **parts}
         for name, part in parts.items():
