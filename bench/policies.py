@@ -102,7 +102,7 @@ def suite_lines(pool: ProcessPoolExecutor, name: str, folder: Path, seeds: int) 
     yield f"## Suite {name}\n"
     yield (
         f"{origin()}; {seeds} seed{'' if seeds == 1 else 's'} from 0; Helios prediction errors, 60 s per restart, "
-        "nodes of 8 GPUs, loads by scaling submissions. Mean JCT / p99 JCT relative to EASY with the owners' estimates, "
+        "nodes of 8 GPUs, loads by scaling submissions. Mean JCT / p99 JCT relative to EASY with owners' estimates, "
         "and mean JCT over the lower bound.\n"
     )
     yield f"| trace | load | EASY mean h / p99 h | {' | '.join(policies)} |"
