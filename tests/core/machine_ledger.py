@@ -186,7 +186,9 @@ class Ledger:
         if job.granted or (life.starts == 0 and life.cause == ""):
             return
         if life.failed_by_itself:
-            counted = [self.world.lives[each] for each in job.attempts[job.first_counted :]]
+            # Of an attempt on a node that was declared dead, nobody heard how it ended.
+            heard = [each for each in job.attempts[job.first_counted :] if each not in self.declared]
+            counted = [self.world.lives[each] for each in heard]
             failures = sum(each.failed_by_itself for each in counted)
             allowed = failures <= job.spec.retries
         else:
