@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from math import inf
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from gpuq.core.accounts import Standing, balance_after, claim_divisors, standings
 from gpuq.core.contract import is_free_time, may_be_stopped
 from gpuq.core.estimate import Remaining, predict, remaining
@@ -123,8 +125,7 @@ class _Claims:
         """What a running job may insist on, reluctance to stop it aside."""
         ratio = priority_ratio(job.spec.priority, job.spec.nice, self._weights)
         licence = ratio / self._divisors[job.owner.name] * (FREE_TIME if is_free_time(job) else 1.0)
-        left = self.left(job)
-        return Claim(licence, job.spec.resources.gpus * left.left_s, left.informed)
+        return Claim(licence, job.spec.resources.gpus * self.left(job).left_s, self._is_known(job))
 
     def of_waiting(self, job: Job, queue: Queue, site: Site) -> Claim:
         """What a waiting job may insist on, its account charged as if it ran."""
@@ -134,9 +135,12 @@ class _Claims:
         after = balance_after(self._state, standing, queue.gpus, charged_s, self._weights)
         ratio = priority_ratio(job.spec.priority, job.spec.nice, self._weights)
         licence = ratio / self._divisors[user] * min(1.0, after / standing.balance)
-        return Claim(
-            licence * (FREE_TIME if is_free_time(job) else 1.0), queue.gpus * run_s, queue.prediction.informed
-        )
+        licence *= FREE_TIME if is_free_time(job) else 1.0
+        return Claim(licence, queue.gpus * run_s, self._is_known(job))
+
+    def _is_known(self, job: Job) -> bool:
+        """Whether something is known of such jobs, though this one may have outlived it."""
+        return predict(self._state, replace(job, kept_s=0.0), self._weights).informed
 
     def may_stop(self, mine: Claim, job: Job) -> bool:
         """Whether a claim is larger than that of a running job, by the factor."""
@@ -231,8 +235,7 @@ def _worth(
     """The eviction, if the plan with these jobs stopped is so much better."""
     stopping = {job.attempt.id: job.spec.grace_s for job in candidate.stopped if job.attempt is not None}
     after = snapshot(state, problem.stamp, problem.weights, problem.window, stopping)
-    first = Directed(candidate.queue, frozenset({candidate.site}))
-    new = plan_directed(after, (first,))
+    new = plan_directed(after, _in_turn(after, candidate))
     mine = problem.queues[candidate.queue].heads[0].job
     start = new.estimates.get(mine)
     if start is None or not _starts_there(state, candidate, start, problem.stamp, stopping):
@@ -251,6 +254,15 @@ def _worth(
         return None
     placement = Placement(job=mine, node=start.node, gpus=start.gpus)
     return Eviction(placement=placement, attempts=tuple(stopping), gain_s=gain_s)
+
+
+def _in_turn(after: Problem, candidate: _Candidate) -> list[Directed]:
+    """First the job, then those that were stopped for it, as soon as they can: they are ahead of all the others."""
+    stopped = range(len(after.queues) - len(candidate.stopped), len(after.queues))
+    return [
+        Directed(candidate.queue, frozenset({candidate.site})),
+        *(Directed(number, frozenset(range(len(after.queues[number].sites)))) for number in stopped),
+    ]
 
 
 def _starts_there(

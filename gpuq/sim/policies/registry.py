@@ -16,6 +16,7 @@ from gpuq.sim.policies.backfill import Easy
 from gpuq.sim.policies.conservative import Conservative
 from gpuq.sim.policies.gavel import Gavel, least_makespan, max_min, shortest_first
 from gpuq.sim.policies.gittins import Gittins
+from gpuq.sim.policies.live import Live
 from gpuq.sim.policies.lucid import Lucid
 from gpuq.sim.policies.ordered import Ordered, gpu_time_s, run_s, submitted_s
 from gpuq.sim.policies.planned import Planned
@@ -45,6 +46,10 @@ POLICIES: Final[dict[str, Entry]] = {
     "greedy": Entry(
         lambda: Stopping("greedy"), True, "gpuq without solver: by impact, GPU types by price, calibrated predictions",
         make_fixed=lambda: Planned("greedy", Greedy()),
+    ),
+    "daemon": Entry(
+        lambda: Live("daemon"), True, "the daemon's own state, list planner and evictions; jobs inside one machine",
+        make_fixed=lambda: Live("daemon", evicts=False),
     ),
     "srsf": Entry(lambda: Ranked("srsf", gpu_time_left_s), True, "least predicted GPU time left first"),
     "srtf": Entry(lambda: Ranked("srtf", time_left_s), True, "least predicted time left first"),
