@@ -170,6 +170,8 @@ class _Pass:
         head: Waiting = queue.heads[position]
         base_s = self.problem.stamp.steady_s
         weights = self.problem.weights
+        stranded = self.search.stranding.gpus(queue, choice.site) if choice.start_s == 0.0 else 0.0
+        spent = costs.costs_of(queue, choice.site, choice.run_s, weights, stranded)
         return Start(
             job=head.job,
             node=self.problem.machines[self._machine(choice, slots)].node,
@@ -177,9 +179,7 @@ class _Pass:
             type=choice.site.type,
             start_s=base_s + choice.start_s,
             end_s=base_s + choice.end_s,
-            impact=queue.impact(
-                position, choice.run_s, weights, costs.costs_of(queue, choice.site, choice.run_s, weights)
-            ),
+            impact=queue.impact(position, choice.run_s, weights, spent),
             informed=informed,
             charge_s=choice.worth_end_s - choice.end_s if self.priced else 0.0,
             passed_over=passed_over.site.type if passed_over else None,

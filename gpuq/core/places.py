@@ -44,7 +44,8 @@ class Search:
         self.problem = problem
         self.gpus = GpuProfile(problem)
         self.machines = [MachineProfile(machine) for machine in problem.machines]
-        self.priced = bool(problem.weights.energy)
+        self.stranding = costs.Stranding(problem)
+        self.priced = bool(problem.weights.energy) or self.stranding.counts
         self.position = 0  # of the job in its queue that is being placed
 
     def best(self, queue: Queue, after_s: float) -> tuple[Choice | None, Choice | None]:
@@ -76,18 +77,19 @@ class Search:
         count, prediction = queue.gpus, queue.prediction
         pools = self.gpus.pools(queue.sites) if count else [None] * len(queue.sites)
         speed, run_s = 0.0, prediction.on(0.0)
-        worth_s = run_s
+        worth_s = now_worth_s = run_s
         for position, (site, pool) in enumerate(zip(queue.sites, pools, strict=True)):
             if sites is not None and position not in sites:
                 continue
             if site.speed != speed:
                 speed = site.speed
-                run_s = worth_s = prediction.on(speed)
+                run_s = worth_s = now_worth_s = prediction.on(speed)
             if self.priced:
-                worth_s = run_s + costs.charge_s(queue, self.position, site, run_s, self.problem.weights)
+                worth_s, now_worth_s = self._worths_s(queue, site, run_s)
             if pool is not None:
                 first_s = pool.first_s if pool.first_s > after_s else after_s
                 rival = now if first_s == 0.0 else best
+                # worth_s is the lesser of the two: it may turn out that the job could not start at first_s.
                 if rival is not None and first_s + worth_s > rival.worth_end_s:
                     continue
             if pool is None or asks_machine or site.spans:
@@ -95,14 +97,24 @@ class Search:
             else:
                 start_s = self.gpus.earliest_s(pool, count, run_s, after_s)
             rival = now if start_s == 0.0 else best
-            if start_s == inf or (rival is not None and start_s + worth_s > rival.worth_end_s):
+            counts_s = now_worth_s if start_s == 0.0 else worth_s
+            if start_s == inf or (rival is not None and start_s + counts_s > rival.worth_end_s):
                 continue
-            choice = self._choice(site, pool, position, start_s, (run_s, worth_s), count)
+            choice = self._choice(site, pool, position, start_s, (run_s, counts_s), count)
             if start_s == 0.0 and (now is None or choice < now):
                 now = choice
             if best is None or choice < best:
                 best = choice
         return best, now
+
+    def _worths_s(self, queue: Queue, site: Site, run_s: float) -> tuple[float, float]:
+        """The run time with what the costs count as: when the job starts later, and when it starts now."""
+        weights = self.problem.weights
+        later_s = run_s + costs.charge_s(queue, self.position, site, run_s, weights)
+        stranded = self.stranding.gpus(queue, site)
+        if not stranded:
+            return later_s, later_s
+        return later_s, run_s + costs.charge_s(queue, self.position, site, run_s, weights, stranded)
 
     def _choice(
         self, site: Site, pool: Pool | None, position: int, start_s: float, lasts_s: tuple[float, float], count: int

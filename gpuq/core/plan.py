@@ -126,6 +126,7 @@ def _queues(problem: Problem) -> dict[JobId, Queue]:
 def _check_jobs(problem: Problem, plan: Plan) -> None:
     """Each job waits, begins no sooner than it may, takes all its GPUs on one site, and runs as long as predicted."""
     queues = _queues(problem)
+    stranding = costs.Stranding(problem)
     for id_, start in plan.estimates.items():
         queue = queues.get(id_)
         if queue is None or start.job != id_:
@@ -134,10 +135,10 @@ def _check_jobs(problem: Problem, plan: Plan) -> None:
             raise _fail(f"job {id_} would start before it may")
         if len(start.gpus) != queue.gpus or len(set(start.gpus)) != queue.gpus:
             raise _fail(f"job {id_} asked for {queue.gpus} GPUs and gets {len(set(start.gpus))}")
-        _check_site(problem, plan, queue, start)
+        _check_site(problem, plan, queue, start, stranding)
 
 
-def _check_site(problem: Problem, plan: Plan, queue: Queue, start: Start) -> None:
+def _check_site(problem: Problem, plan: Plan, queue: Queue, start: Start, stranding: costs.Stranding) -> None:
     for site in queue.sites:
         uuids = {problem.slots[slot].gpu.uuid for slot in site.slots}
         nodes = {problem.machines[problem.slots[slot].machine].node for slot in site.slots} or {
@@ -147,18 +148,19 @@ def _check_site(problem: Problem, plan: Plan, queue: Queue, start: Start) -> Non
             run_ms = _ms(plan, start.end_s) - _ms(plan, start.start_s)
             if abs(run_ms - _offset_ms(plan, queue.prediction.on(site.speed))) > 1:
                 raise _fail(f"job {start.job} would not run as long as predicted")
-            charge_s = _charge_s(problem, queue, start.job, site)
+            stranded = stranding.gpus(queue, site) if start.start_s <= plan.stamp.steady_s else 0.0
+            charge_s = _charge_s(problem, queue, start.job, site, stranded)
             if abs(_offset_ms(plan, start.charge_s) - _offset_ms(plan, charge_s)) > 1:
                 raise _fail(f"job {start.job} is charged {start.charge_s:g} s for its costs instead of {charge_s:g} s")
             return
     raise _fail(f"job {start.job} cannot use GPUs {', '.join(start.gpus) or '(none)'} of {start.node} together")
 
 
-def _charge_s(problem: Problem, queue: Queue, job: JobId, site: Site) -> float:
-    if not problem.weights.energy:
+def _charge_s(problem: Problem, queue: Queue, job: JobId, site: Site, stranded_gpus: float) -> float:
+    if not problem.weights.energy and not stranded_gpus:
         return 0.0
     position = next(at for at, head in enumerate(queue.heads) if head.job == job)
-    return costs.charge_s(queue, position, site, queue.prediction.on(site.speed), problem.weights)
+    return costs.charge_s(queue, position, site, queue.prediction.on(site.speed), problem.weights, stranded_gpus)
 
 
 def _check_gpus(problem: Problem, plan: Plan) -> None:

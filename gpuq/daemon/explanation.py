@@ -12,7 +12,7 @@ import msgspec
 
 from gpuq.core import explain
 from gpuq.core.accounts import standings
-from gpuq.core.costs import costs_of
+from gpuq.core.costs import Stranding, costs_of
 from gpuq.core.estimate import predict, remaining
 from gpuq.core.impact import COSTS, MEASURED_COSTS, Weights, deadline_rise, deadline_slack_s, weight
 from gpuq.core.model import Job, Stamp
@@ -128,12 +128,14 @@ def _options(state: ClusterState, queue: Queue | None, position: int, problem: P
     if queue is None:
         return []
     found: dict[str, Json] = {}
+    stranding = Stranding(problem)
     for site in queue.sites:
         run_s = queue.prediction.on(site.speed)
         free = sorted(problem.slots[slot].free_at_s for slot in site.slots)
         if len(free) < queue.gpus:
             continue
         wait_s = free[queue.gpus - 1] if queue.gpus else 0.0
+        stranded = 0.0 if wait_s else stranding.gpus(queue, site)
         option = {
             "type": site.type,
             "node": problem.machines[site.machine].node,
@@ -142,9 +144,10 @@ def _options(state: ClusterState, queue: Queue | None, position: int, problem: P
             "run_s": run_s,
             "price": plan.prices.get(site.type),
             "impact": queue.impact(
-                position, run_s, problem.weights, costs_of(queue, site, run_s, problem.weights)
+                position, run_s, problem.weights, costs_of(queue, site, run_s, problem.weights, stranded)
             ),
             "energy_kwh": queue.gpus * site.power_w * run_s / 3.6e6 if site.power_w else None,
+            "stranded_gpus": stranded if stranding.counts else None,
         }
         if site.type not in found or option["end_at"] < found[site.type]["end_at"]:
             found[site.type] = option

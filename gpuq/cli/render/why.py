@@ -20,8 +20,8 @@ def why_lines(why: Why, now: float, width: int | None = None, colour: bool = Fal
     head = why.get("message") or why.get("reason") or "nothing is known of it"
     name = f' "{why["name"]}"' if why.get("name") else ""
     rows = [
-        *_options(why, now), *_planned(why, now), *_stopped(why), *_figures(why), *_weight(why), *_deadline(why, now), *_costs(why),
-        *_prediction(why), *_ahead(why), *_blockers(why, now), *_cannot(why), *_plan(why, now),
+        *_options(why, now), *_planned(why, now), *_stopped(why), *_figures(why), *_weight(why), *_deadline(why, now),
+        *_costs(why), *_prediction(why), *_ahead(why), *_blockers(why, now), *_cannot(why), *_plan(why, now),
     ]  # fmt: skip
     if why.get("hint"):
         rows.append(("To start sooner", str(why["hint"])))
@@ -44,6 +44,8 @@ def _options(why: Why, now: float) -> list[tuple[str, str]]:
         if option.get("impact") is not None:
             price = f", price {option['price']:.2f}" if option.get("price") is not None else ""
             parts.append(f"impact {option['impact']:.2f}{price}")
+        if option.get("stranded_gpus"):
+            parts.append(f"strands {option['stranded_gpus']:.1f} GPUs")
         rows.append((name, "   ".join(parts)))
     return _once([*rows, *_left_out(why, len(why.get("options") or ()))])
 
