@@ -167,6 +167,8 @@ class _Pass:
         self.machines[choice.site.machine].take(choice.start_s, choice.end_s, asked.cpus, asked.memory_mib or 0)
         if queue.shape.array is not None:
             self.arrays[queue.shape.array].take(choice.end_s)
+        for number in queue.caps:
+            self.search.caps[number].take(choice.start_s, choice.end_s, queue.gpus)
         head: Waiting = queue.heads[position]
         base_s = self.problem.stamp.steady_s
         weights = self.problem.weights

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from gpuq.core import costs, topology
 from gpuq.core.problem import Problem, Queue, Site
-from gpuq.core.profile import GpuProfile, MachineProfile, Pool
+from gpuq.core.profile import CapProfile, GpuProfile, MachineProfile, Pool
 
 
 class Choice(NamedTuple):
@@ -44,6 +44,7 @@ class Search:
         self.problem = problem
         self.gpus = GpuProfile(problem)
         self.machines = [MachineProfile(machine) for machine in problem.machines]
+        self.caps = [CapProfile(room) for room in problem.caps]
         self.stranding = costs.Stranding(problem)
         self.priced = bool(problem.weights.energy) or self.stranding.counts
         self.position = 0  # of the job in its queue that is being placed
@@ -73,7 +74,7 @@ class Search:
         """Where it would finish first, and where of the sites free now."""
         now: Choice | None = None
         best: Choice | None = None
-        asks_machine = bool(queue.shape.resources.cpus or queue.shape.resources.memory_mib)
+        asks_more = bool(queue.caps or queue.shape.resources.cpus or queue.shape.resources.memory_mib)
         count, prediction = queue.gpus, queue.prediction
         pools = self.gpus.pools(queue.sites) if count else [None] * len(queue.sites)
         speed, run_s = 0.0, prediction.on(0.0)
@@ -92,7 +93,7 @@ class Search:
                 # worth_s is the lesser of the two: it may turn out that the job could not start at first_s.
                 if rival is not None and first_s + worth_s > rival.worth_end_s:
                     continue
-            if pool is None or asks_machine or site.spans:
+            if pool is None or asks_more or site.spans:
                 start_s = self._earliest_s(queue, site, run_s, after_s)
             else:
                 start_s = self.gpus.earliest_s(pool, count, run_s, after_s)
@@ -131,7 +132,7 @@ class Search:
         return Choice(start_s + worth_s, start_s, -site.speed, left_over, load, site.memory_mib, position, site, run_s)
 
     def _earliest_s(self, queue: Queue, site: Site, run_s: float, after_s: float) -> float:
-        """The first time at which GPUs, CPUs and memory are all there."""
+        """The first time at which GPUs, CPUs and memory are all there, and no cap is in the way."""
         asked, machine = queue.shape.resources, self.machines[site.machine]
         while after_s < inf:
             start_s = after_s
@@ -142,9 +143,19 @@ class Search:
                 start_s = self.gpus.earliest_s(pool, queue.gpus, run_s, after_s)
             until_s = machine.blocked_until_s(start_s, run_s, asked.cpus, asked.memory_mib or 0)
             if until_s is None:
+                until_s = self._capped_until_s(queue, start_s, run_s)
+            if until_s is None:
                 return start_s
             after_s = until_s
         return inf
+
+    def _capped_until_s(self, queue: Queue, start_s: float, run_s: float) -> float | None:
+        """None when no cap is in the way; else the next time worth a try."""
+        for number in queue.caps:
+            until_s = self.caps[number].blocked_until_s(start_s, run_s, queue.gpus)
+            if until_s is not None:
+                return until_s
+        return None
 
     def _may_wait(self, queue: Queue, best: Choice, now: Choice) -> bool:
         """Whether to leave a GPU idle for a faster one: not on a guess, and not for next to nothing."""

@@ -92,6 +92,7 @@ def check_plan(problem: Problem, plan: Plan) -> None:
     _check_gpus(problem, plan)
     _check_machines(problem, plan)
     _check_arrays(problem, plan)
+    _check_caps(problem, plan)
 
 
 def _fail(message: str) -> UnsoundPlan:
@@ -223,6 +224,23 @@ def _check_arrays(problem: Problem, plan: Plan) -> None:
     for array, found in spans.items():
         if _peak(found) > problem.arrays[array].limit:
             raise _fail(f"array {array} would run more than {problem.arrays[array].limit} tasks at once")
+
+
+def _check_caps(problem: Problem, plan: Plan) -> None:
+    """While a planned job runs, the jobs under its caps hold no more GPUs than those say.
+
+    What runs already may hold more, after a cap was lowered: then nothing may start under it.
+    """
+    queues = _queues(problem)
+    planned: list[list[tuple[int, int, int]]] = [[] for _ in problem.caps]
+    for start in plan.estimates.values():
+        for number in queues[start.job].caps:
+            planned[number].append((_ms(plan, start.start_s), _ms(plan, start.end_s), len(start.gpus)))
+    for cap, spans in zip(problem.caps, planned, strict=True):
+        loads = [*spans, *((0, _offset_ms(plan, end_s), gpus) for end_s, gpus in cap.held)]
+        for at, _, _ in spans:
+            if sum(gpus for begin, end, gpus in loads if begin <= at < end) > cap.max_gpus:
+                raise _fail(f"{cap.name} would hold more than {cap.max_gpus} GPUs at once")
 
 
 # --- the worth ------------------------------------------------------------------------------------------
