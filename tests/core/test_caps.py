@@ -13,8 +13,8 @@ from gpuq.core import fit, greedy
 from gpuq.core.caps import AccountCap, Caps
 from gpuq.core.decide import decide
 from gpuq.core.explain import waiting_reason
-from gpuq.core.model import AttemptId, JobId, Placement
-from gpuq.core.plan import Plan, UnsoundPlan, check_plan
+from gpuq.core.model import AttemptId, Placement
+from gpuq.core.plan import Plan, UnsoundPlan, check_plan, objective
 from gpuq.core.problem import Problem
 from gpuq.core.requests import Place, Submit
 from gpuq.core.state import ClusterState
@@ -193,4 +193,7 @@ def test_the_solver_keeps_caps() -> None:
     problem, first = planned(state)
     plan = CpSat(budget=0.1).improve(problem, first)
     check_plan(problem, plan)
-    assert JobId("1") in plan.estimates
+    assert plan.solve is not None
+    assert "failed" not in plan.solve.status
+    assert plan.estimates.keys() == first.estimates.keys()
+    assert objective(problem, plan) <= objective(problem, first)
