@@ -311,6 +311,7 @@ async def test_caps_of_the_settings_hold_in_the_daemon(tmp_path: Path) -> None:
             why = (await stage.get("/v1/jobs/2/why"))["why"]
             assert (why["state"], why["reason"]) == ("PENDING", "UserGpuLimit")
             assert why["planned"]["start_at"] > stage.clock.wall_s
+            assert [option["start_at"] for option in why["options"]] == [pytest.approx(why["planned"]["start_at"])]
             refusal = await stage.refusal("POST", "/v1/jobs", submit_body({"gpus": 2}))
             assert "[planner] max_gpus_per_user" in refusal.message
             stage.loop.load()
