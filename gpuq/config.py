@@ -61,6 +61,7 @@ class PlannerConfig(NamedTuple):
     min_gap_s: float = 1.0
     default_runtime_s: float = 3600.0
     budget_s: float = 1.0  # processor time a solver may take before contended jobs start; 0: no solver
+    max_gpus_per_user: int = 0  # that one user's jobs may hold at once; 0: no cap
 
 
 class PruneConfig(NamedTuple):
@@ -87,6 +88,7 @@ class AccountConfig(NamedTuple):
     name: str
     users: tuple[str, ...] = ()
     share: float = 1.0  # part of the GPUs relative to other accounts
+    max_gpus: int = 0  # that the account's jobs may hold at once; 0: no cap
 
 
 class NodeConfig(NamedTuple):
@@ -220,6 +222,7 @@ _SECTIONS: Final[dict[str, tuple[type[Any], dict[str, Key]]]] = {
         "min_gap": Key("min_gap_s", _measure(duration_s)),
         "default_runtime": Key("default_runtime_s", _measure(_positive_s)),
         "budget": Key("budget_s", _measure(duration_s)),
+        "max_gpus_per_user": Key("max_gpus_per_user", _count),
     }),
     "prune": (PruneConfig, {"forget_after": Key("forget_after_s", _measure(limit_s))}),
     "impact": (ImpactConfig, {name: Key(name, _weight) for name in ImpactConfig._fields}),
@@ -230,7 +233,9 @@ _NODE_KEYS: Final = {
     "memory": Key("memory_mib", _measure(size_mib)),
     "simulate": Key("simulate", _switch),
 }
-_ACCOUNT_KEYS: Final = {"users": Key("users", _texts), "share": Key("share", _part)}
+_ACCOUNT_KEYS: Final = {
+    "users": Key("users", _texts), "share": Key("share", _part), "max_gpus": Key("max_gpus", _count),
+}  # fmt: skip
 
 
 def find_paths(environ: Mapping[str, str] | None = None) -> Paths:

@@ -32,6 +32,7 @@ ignore = ["Xorg"]
 every = "60s"
 min_gap = "2s"
 default_runtime = "30"
+max_gpus_per_user = 3
 [prune]
 forget_after = "30d"
 [impact]
@@ -41,6 +42,7 @@ balance = 0
 [accounts.vision]
 users = ["anna", "tom"]
 share = 2
+max_gpus = 8
 [node.local]
 gpus = ["A100:4", "V100"]
 cpus = 16
@@ -66,10 +68,10 @@ def test_every_key(tmp_path: Path) -> None:
     assert found.submit == config.SubmitConfig(2, 7200.0, 45.0)
     assert found.logs == config.LogsConfig(2 << 30, "/logs")
     assert found.gpus == config.GpusConfig(1024, 5.0, ("Xorg",))
-    assert found.planner == config.PlannerConfig(60.0, 2.0, 1800.0)
+    assert found.planner == config.PlannerConfig(60.0, 2.0, 1800.0, max_gpus_per_user=3)
     assert found.prune.forget_after_s == 30 * 86400
     assert (found.impact.energy, found.impact.age, found.impact.balance, found.impact.deadline) == (0.5, 2.0, 0.0, 1.0)
-    assert found.accounts == (config.AccountConfig("vision", ("anna", "tom"), 2.0),)
+    assert found.accounts == (config.AccountConfig("vision", ("anna", "tom"), 2.0, 8),)
     assert {"impact.energy", "planner.every_s", "submit.time_limit_s"} <= found.stated
     assert "impact.deadline" not in found.stated
     assert found.nodes == (config.NodeConfig("local", ("A100:4", "V100"), 16, 65536, True),)
@@ -88,6 +90,8 @@ def test_without_a_file_all_is_default(tmp_path: Path) -> None:
         ("[submit]\ngpus = -1\n", r"gpus = -1 in \[submit\]", "0 or larger"),
         ("[submit]\ngpus = true\n", "gpus = True", "whole number"),
         ('[submit]\ntime = "soon"\n', "time = 'soon'", "2h30m"),
+        ('[accounts.a]\nmax_gpus = "many"\n', r"max_gpus = 'many' in \[accounts.a\]", "whole number"),
+        ("[planner]\nmax_gpus_per_user = -1\n", "max_gpus_per_user = -1", "0 or larger"),
         ('[planner]\nevery = "0s"\n', "every = '0s'", "above 0"),
         ('[node.a]\ngpus = ["A100:x"]\n', r"\[node.a\]", "A100:4"),
         ("[daemon]\nlog_level = 3\n", "log_level = 3", "text in quotes"),

@@ -73,7 +73,7 @@ def submit(state: ClusterState, request: Submit, now: Stamp) -> Found:
     spec = _with_default_gpus(state, request, notes)
     _check_spec(spec, request)
     spec, impossible = _with_dependencies(state, spec, request)
-    refusal = fit.never(state, spec)
+    refusal = fit.over_cap(state, request.by.name, spec.resources.gpus) or fit.never(state, spec)
     if refusal is not None:
         raise Refused(refusal.message, refusal.hint)
     if spec.begin_at is not None and spec.begin_at <= now.wall_s:
@@ -322,7 +322,7 @@ def _check_changed(state: ClusterState, job: Job, spec: JobSpec) -> None:
         state, replace(job, spec=spec)
     ):
         raise Refused(f"Job {job.id} would wait for itself through its dependencies.")
-    refusal = fit.never(state, spec)
+    refusal = fit.over_cap(state, job.owner.name, spec.resources.gpus) or fit.never(state, spec)
     if refusal is not None:
         raise Refused(refusal.message, refusal.hint)
 

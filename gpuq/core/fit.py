@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpuq.core import topology
+from gpuq.core.caps import Cap
 from gpuq.core.dependencies import Verdict, verdict
 from gpuq.core.match import Obstacle as Obstacle
 from gpuq.core.match import When as When
@@ -75,6 +76,35 @@ def job_obstacle(state: ClusterState, job: Job, stamp: Stamp) -> Obstacle | None
     if limit and state.array_active.get(job.array, 0) >= limit:
         message = f"at most {limit} of this array at once (%{limit})"
         return Obstacle(reason=Reason.JOB_ARRAY_TASK_LIMIT, message=message)
+    return _cap_obstacle(state, job) if state.caps.any and job.spec.resources.gpus else None
+
+
+def _cap_obstacle(state: ClusterState, job: Job) -> Obstacle | None:
+    """The first cap of the owner under which so many more GPUs do not fit now."""
+    for cap in state.caps.of(job.owner.name):
+        held = held_under(state, cap, job.id)
+        if held + job.spec.resources.gpus > cap.max_gpus:
+            message = f"{cap.name} holds {held} of at most {cap.max_gpus} GPUs, {job.spec.resources.gpus} asked"
+            return Obstacle(reason=cap.reason, message=message)
+    return None
+
+
+def held_under(state: ClusterState, cap: Cap, besides: JobId | None = None) -> int:
+    """GPUs that count against a cap now: held by jobs, or kept for them; those kept for the job `besides` left out."""
+    kept = sum(
+        len(room.placement.gpus)
+        for id_, room in state.rooms.items()
+        if id_ != besides and state.jobs[id_].owner.name in cap.users
+    )
+    return kept + sum(state.used_gpus.get(user, 0) for user in cap.users)
+
+
+def over_cap(state: ClusterState, user: str, gpus: int) -> Refusal | None:
+    """The refusal of a job that asks for more GPUs than its owner's jobs may ever hold; None: it may wait its turn."""
+    for cap in state.caps.of(user):
+        if gpus > cap.max_gpus:
+            message = f"Asked {gpus} GPUs; {cap.name} may hold at most {cap.max_gpus} at once ({cap.key})."
+            return Refusal(message=message, hint=f"Ask for at most {cap.max_gpus}.")
     return None
 
 

@@ -1,4 +1,4 @@
-"""The earliest-finish list plan: the planner that is always there. Imports problem, plan, profile, impact, topology.
+"""The earliest-finish list plan: the planner that is always there. Imports problem, places, plan, impact.
 
 Jobs are taken in order of impact on their best GPUs, then of submission. Each takes the site where it is predicted to
 finish first, waiting for a faster GPU included, and its GPUs are promised to it from then on. So large jobs get
@@ -13,18 +13,17 @@ after one promise to that job. A pass costs what it starts, plus one look at eac
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
-from math import inf
 from typing import NamedTuple
 
-from gpuq.core import costs, impact, topology
+from gpuq.core import costs, impact
 from gpuq.core.impact import Weights
 from gpuq.core.model import JobId, Stamp
+from gpuq.core.places import Choice, Search
 from gpuq.core.plan import Plan, Start
-from gpuq.core.problem import Problem, Queue, Site, Waiting
-from gpuq.core.profile import ArrayProfile, GpuProfile, MachineProfile, Pool
+from gpuq.core.problem import Problem, Queue, Waiting
+from gpuq.core.profile import ArrayProfile
 from gpuq.core.state import ClusterState
 from gpuq.core.survey import snapshot
 
@@ -68,25 +67,6 @@ def dispatch(state: ClusterState, stamp: Stamp, weights: Weights | None = None) 
     return plan(snapshot(state, stamp, weights, window=0), estimates=False)
 
 
-class _Choice(NamedTuple):
-    """Where a job could run; the least is the best. The order of the fields is the order of preference."""
-
-    worth_end_s: float  # the end, and what the costs count as
-    start_s: float
-    slowness: float  # negative speed
-    left_over: int  # free GPUs of the site that it would not use
-    load: float  # attempts per CPU of the machine, for jobs without GPUs
-    memory_mib: int
-    position: int  # of the site among the queue's
-    site: Site
-    run_s: float
-
-    @property
-    def end_s(self) -> float:
-        """When it would end."""
-        return self.start_s + self.run_s
-
-
 class _Entry(NamedTuple):
     """The head of a queue, in the order of planning."""
 
@@ -103,11 +83,10 @@ class _Pass:
     def __init__(self, problem: Problem, window: int) -> None:
         self.problem = problem
         self.window = window
-        self.gpus = GpuProfile(problem)
-        self.machines = [MachineProfile(machine) for machine in problem.machines]
+        self.search = Search(problem)
+        self.gpus, self.machines = self.search.gpus, self.search.machines
         self.arrays = {id_: ArrayProfile(room) for id_, room in problem.arrays.items()}
-        self.priced = bool(problem.weights.energy)
-        self.position = 0  # of the job in its queue that is being placed
+        self.priced = self.search.priced
         self.starts: list[Start] = []
         self.estimates: dict[JobId, Start] = {}
         self.holding = [(each.type, each.impact) for each in problem.running]
@@ -157,8 +136,10 @@ class _Pass:
         full = len(self.estimates) >= self.window
         if full and (after_s > 0.0 or self._is_hopeless(queue)):
             return False
-        self.position = position
-        choice, passed_over = self._best(queue, after_s) if sites is None else self._best_of(queue, after_s, sites)
+        self.search.position = position
+        choice, passed_over = (
+            self.search.best(queue, after_s) if sites is None else self.search.best_of(queue, after_s, sites)
+        )
         if choice is None:
             return False
         start = self._take(queue, position, choice, passed_over)
@@ -176,138 +157,23 @@ class _Pass:
         asked = queue.shape.resources
         return not (self.cpu_jobs and (asked.cpus or asked.memory_mib))
 
-    # --- choosing ---------------------------------------------------------------------------------------
-
-    def _best(self, queue: Queue, after_s: float) -> tuple[_Choice | None, _Choice | None]:
-        """The site to take, and the one free now that is passed over for it."""
-        best, now = self._search(queue, after_s)
-        if best is None or now is None or best is now:
-            return best, None
-        return (best, now) if self._may_wait(queue, best, now) else (now, None)
-
-    def _best_of(
-        self, queue: Queue, after_s: float, sites: frozenset[int]
-    ) -> tuple[_Choice | None, _Choice | None]:
-        """The same where a solver chose the sites. It has weighed what waiting saves, but not what is a guess."""
-        best, now = self._search(queue, after_s, sites)
-        if best is None:
-            return self._best(queue, after_s)
-        if best.start_s == 0.0:
-            return now, None
-        _, now = self._search(queue, after_s)
-        if now is None:
-            return best, None
-        return (best, now) if self._is_no_guess(queue, best) else (now, None)
-
-    def _search(
-        self, queue: Queue, after_s: float, sites: frozenset[int] | None = None
-    ) -> tuple[_Choice | None, _Choice | None]:
-        """Where it would finish first, and where of the sites free now."""
-        now: _Choice | None = None
-        best: _Choice | None = None
-        asks_machine = bool(queue.shape.resources.cpus or queue.shape.resources.memory_mib)
-        count, prediction = queue.gpus, queue.prediction
-        pools = self.gpus.pools(queue.sites) if count else [None] * len(queue.sites)
-        speed, run_s = 0.0, prediction.on(0.0)
-        worth_s = run_s
-        for position, (site, pool) in enumerate(zip(queue.sites, pools, strict=True)):
-            if sites is not None and position not in sites:
-                continue
-            if site.speed != speed:
-                speed = site.speed
-                run_s = worth_s = prediction.on(speed)
-            if self.priced:
-                worth_s = run_s + costs.charge_s(queue, self.position, site, run_s, self.problem.weights)
-            if pool is not None:
-                first_s = pool.first_s if pool.first_s > after_s else after_s
-                rival = now if first_s == 0.0 else best
-                if rival is not None and first_s + worth_s > rival.worth_end_s:
-                    continue
-            if pool is None or asks_machine or site.spans:
-                start_s = self._earliest_s(queue, site, run_s, after_s)
-            else:
-                start_s = self.gpus.earliest_s(pool, count, run_s, after_s)
-            rival = now if start_s == 0.0 else best
-            if start_s == inf or (rival is not None and start_s + worth_s > rival.worth_end_s):
-                continue
-            choice = self._choice(site, pool, position, start_s, (run_s, worth_s), count)
-            if start_s == 0.0 and (now is None or choice < now):
-                now = choice
-            if best is None or choice < best:
-                best = choice
-        return best, now
-
-    def _choice(
-        self, site: Site, pool: Pool | None, position: int, start_s: float, lasts_s: tuple[float, float], count: int
-    ) -> _Choice:
-        """lasts_s: run time, and the same with what the costs count as."""
-        left_over = len(site.slots) - count
-        load = 0.0
-        if start_s == 0.0 and pool is not None:
-            left_over = bisect_right(pool.tails, 0.0) - count
-        elif pool is None:
-            machine = self.machines[site.machine]
-            load = machine.attempts / max(machine.cpus, 1)
-        run_s, worth_s = lasts_s
-        return _Choice(
-            start_s + worth_s, start_s, -site.speed, left_over, load, site.memory_mib, position, site, run_s
-        )
-
-    def _earliest_s(self, queue: Queue, site: Site, run_s: float, after_s: float) -> float:
-        """The first time at which GPUs, CPUs and memory are all there."""
-        asked, machine = queue.shape.resources, self.machines[site.machine]
-        while after_s < inf:
-            start_s = after_s
-            if site.spans:
-                start_s, _ = self.gpus.whole_machines(site.spans, queue.gpus, after_s)
-            elif queue.gpus:
-                pool = self.gpus.pool(site.slots)
-                start_s = self.gpus.earliest_s(pool, queue.gpus, run_s, after_s)
-            until_s = machine.blocked_until_s(start_s, run_s, asked.cpus, asked.memory_mib or 0)
-            if until_s is None:
-                return start_s
-            after_s = until_s
-        return inf
-
-    def _may_wait(self, queue: Queue, best: _Choice, now: _Choice) -> bool:
-        """Whether to leave a GPU idle for a faster one: not on a guess, and not for next to nothing."""
-        if best.worth_end_s > now.worth_end_s - self.problem.weights.worth_waiting * now.run_s:
-            return False
-        return self._is_no_guess(queue, best)
-
-    def _is_no_guess(self, queue: Queue, choice: _Choice) -> bool:
-        return queue.prediction.informed and self.gpus.is_informed(self._pick(queue, choice), choice.start_s)
-
-    def _pick(self, queue: Queue, choice: _Choice) -> list[int]:
-        """The GPUs to take. Now: the best connected; later: those that idle least until then."""
-        count = queue.gpus
-        if not count:
-            return []
-        if choice.site.spans:
-            return self.gpus.whole_machines(choice.site.spans, count, choice.start_s)[1]
-        pool = self.gpus.pool(choice.site.slots)
-        holes, tails = self.gpus.open_at(pool, choice.start_s, choice.end_s - choice.start_s)
-        if choice.start_s > 0.0 or holes or len(tails) == count:
-            return [*holes, *tails][:count]
-        slots = sorted(tails)
-        gpus = [self.problem.slots[slot].gpu for slot in slots]
-        return [slots[position] for position in topology.choose(gpus, count)]
-
     # --- promising --------------------------------------------------------------------------------------
 
-    def _take(self, queue: Queue, position: int, choice: _Choice, passed_over: _Choice | None) -> Start:
-        slots = self._pick(queue, choice)
+    def _take(self, queue: Queue, position: int, choice: Choice, passed_over: Choice | None) -> Start:
+        slots = self.search.pick(queue, choice)
         informed = queue.prediction.informed and self.gpus.is_informed(slots, choice.start_s)
         asked = queue.shape.resources
         self.gpus.take(slots, choice.start_s, choice.end_s, informed)
-        self.machines[choice.site.machine].take(
-            choice.start_s, choice.end_s, asked.cpus, asked.memory_mib or 0
-        )
+        self.machines[choice.site.machine].take(choice.start_s, choice.end_s, asked.cpus, asked.memory_mib or 0)
         if queue.shape.array is not None:
             self.arrays[queue.shape.array].take(choice.end_s)
+        for number in queue.caps:
+            self.search.caps[number].take(choice.start_s, choice.end_s, queue.gpus)
         head: Waiting = queue.heads[position]
         base_s = self.problem.stamp.steady_s
         weights = self.problem.weights
+        stranded = self.search.stranding.gpus(queue, choice.site) if choice.start_s == 0.0 else 0.0
+        spent = costs.costs_of(queue, choice.site, choice.run_s, weights, stranded)
         return Start(
             job=head.job,
             node=self.problem.machines[self._machine(choice, slots)].node,
@@ -315,16 +181,14 @@ class _Pass:
             type=choice.site.type,
             start_s=base_s + choice.start_s,
             end_s=base_s + choice.end_s,
-            impact=queue.impact(
-                position, choice.run_s, weights, costs.costs_of(queue, choice.site, choice.run_s, weights)
-            ),
+            impact=queue.impact(position, choice.run_s, weights, spent),
             informed=informed,
             charge_s=choice.worth_end_s - choice.end_s if self.priced else 0.0,
             passed_over=passed_over.site.type if passed_over else None,
             passed_over_end_s=base_s + passed_over.end_s if passed_over else None,
         )
 
-    def _machine(self, choice: _Choice, slots: list[int]) -> int:
+    def _machine(self, choice: Choice, slots: list[int]) -> int:
         return self.problem.slots[slots[0]].machine if choice.site.spans else choice.site.machine
 
     def _answer(self) -> Plan:

@@ -62,7 +62,8 @@ class Costs(NamedTuple):
 
 FREE: Final = Costs()
 COSTS: Final = ("energy", "restart", "fragmentation", "interference")  # parameters of Weights
-MEASURED_COSTS: Final[frozenset[str]] = frozenset({"energy", "restart"})  # those whose amounts the planner knows
+# Those whose amounts the planner knows.
+MEASURED_COSTS: Final[frozenset[str]] = frozenset({"energy", "restart", "fragmentation"})
 
 
 def priority_ratio(priority: int, nice: int, weights: Weights) -> float:

@@ -26,7 +26,7 @@ def check_invariants(state: ClusterState) -> None:
         _same(name, getattr(state, name), getattr(fresh, name))
     _same("waiting", _ordered(state), _ordered(fresh))
     _same("ended", set(state.ended), set(fresh.ended))
-    for name in ("used_cpus", "used_memory_mib", "array_active"):
+    for name in ("used_cpus", "used_memory_mib", "used_gpus", "array_active"):
         kept, computed = getattr(state, name), getattr(fresh, name)
         _same(name, {k: v for k, v in kept.items() if v}, {k: v for k, v in computed.items() if v})
     _check_rooms(state)

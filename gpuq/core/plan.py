@@ -92,6 +92,7 @@ def check_plan(problem: Problem, plan: Plan) -> None:
     _check_gpus(problem, plan)
     _check_machines(problem, plan)
     _check_arrays(problem, plan)
+    _check_caps(problem, plan)
 
 
 def _fail(message: str) -> UnsoundPlan:
@@ -126,6 +127,7 @@ def _queues(problem: Problem) -> dict[JobId, Queue]:
 def _check_jobs(problem: Problem, plan: Plan) -> None:
     """Each job waits, begins no sooner than it may, takes all its GPUs on one site, and runs as long as predicted."""
     queues = _queues(problem)
+    stranding = costs.Stranding(problem)
     for id_, start in plan.estimates.items():
         queue = queues.get(id_)
         if queue is None or start.job != id_:
@@ -134,10 +136,10 @@ def _check_jobs(problem: Problem, plan: Plan) -> None:
             raise _fail(f"job {id_} would start before it may")
         if len(start.gpus) != queue.gpus or len(set(start.gpus)) != queue.gpus:
             raise _fail(f"job {id_} asked for {queue.gpus} GPUs and gets {len(set(start.gpus))}")
-        _check_site(problem, plan, queue, start)
+        _check_site(problem, plan, queue, start, stranding)
 
 
-def _check_site(problem: Problem, plan: Plan, queue: Queue, start: Start) -> None:
+def _check_site(problem: Problem, plan: Plan, queue: Queue, start: Start, stranding: costs.Stranding) -> None:
     for site in queue.sites:
         uuids = {problem.slots[slot].gpu.uuid for slot in site.slots}
         nodes = {problem.machines[problem.slots[slot].machine].node for slot in site.slots} or {
@@ -147,18 +149,19 @@ def _check_site(problem: Problem, plan: Plan, queue: Queue, start: Start) -> Non
             run_ms = _ms(plan, start.end_s) - _ms(plan, start.start_s)
             if abs(run_ms - _offset_ms(plan, queue.prediction.on(site.speed))) > 1:
                 raise _fail(f"job {start.job} would not run as long as predicted")
-            charge_s = _charge_s(problem, queue, start.job, site)
+            stranded = stranding.gpus(queue, site) if start.start_s <= plan.stamp.steady_s else 0.0
+            charge_s = _charge_s(problem, queue, start.job, site, stranded)
             if abs(_offset_ms(plan, start.charge_s) - _offset_ms(plan, charge_s)) > 1:
                 raise _fail(f"job {start.job} is charged {start.charge_s:g} s for its costs instead of {charge_s:g} s")
             return
     raise _fail(f"job {start.job} cannot use GPUs {', '.join(start.gpus) or '(none)'} of {start.node} together")
 
 
-def _charge_s(problem: Problem, queue: Queue, job: JobId, site: Site) -> float:
-    if not problem.weights.energy:
+def _charge_s(problem: Problem, queue: Queue, job: JobId, site: Site, stranded_gpus: float) -> float:
+    if not problem.weights.energy and not stranded_gpus:
         return 0.0
     position = next(at for at, head in enumerate(queue.heads) if head.job == job)
-    return costs.charge_s(queue, position, site, queue.prediction.on(site.speed), problem.weights)
+    return costs.charge_s(queue, position, site, queue.prediction.on(site.speed), problem.weights, stranded_gpus)
 
 
 def _check_gpus(problem: Problem, plan: Plan) -> None:
@@ -221,6 +224,23 @@ def _check_arrays(problem: Problem, plan: Plan) -> None:
     for array, found in spans.items():
         if _peak(found) > problem.arrays[array].limit:
             raise _fail(f"array {array} would run more than {problem.arrays[array].limit} tasks at once")
+
+
+def _check_caps(problem: Problem, plan: Plan) -> None:
+    """While a planned job runs, the jobs under its caps hold no more GPUs than those say.
+
+    What runs already may hold more, after a cap was lowered: then nothing may start under it.
+    """
+    queues = _queues(problem)
+    planned: list[list[tuple[int, int, int]]] = [[] for _ in problem.caps]
+    for start in plan.estimates.values():
+        for number in queues[start.job].caps:
+            planned[number].append((_ms(plan, start.start_s), _ms(plan, start.end_s), len(start.gpus)))
+    for cap, spans in zip(problem.caps, planned, strict=True):
+        loads = [*spans, *((0, _offset_ms(plan, end_s), gpus) for end_s, gpus in cap.held)]
+        for at, _, _ in spans:
+            if sum(gpus for begin, end, gpus in loads if begin <= at < end) > cap.max_gpus:
+                raise _fail(f"{cap.name} would hold more than {cap.max_gpus} GPUs at once")
 
 
 # --- the worth ------------------------------------------------------------------------------------------

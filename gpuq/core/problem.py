@@ -83,6 +83,7 @@ class Queue(Record, frozen=True, kw_only=True):
     best_run_s: float  # on its fastest site
     age_s: float
     release_s: float  # begin time, back-off: may not start before
+    caps: tuple[int, ...] = ()  # positions in Problem.caps
 
     @property
     def gpus(self) -> int:
@@ -105,6 +106,14 @@ class ArrayRoom(NamedTuple):
     ends_s: tuple[float, ...]
 
 
+class CapRoom(NamedTuple):
+    """How many GPUs some users' jobs may hold at once, and what is held."""
+
+    name: str  # for people
+    max_gpus: int
+    held: tuple[tuple[float, int], ...]  # (predicted end, GPUs)
+
+
 class Running(NamedTuple):
     """A job that holds GPUs, for prices."""
 
@@ -123,6 +132,7 @@ class Problem(Record, frozen=True, kw_only=True):
     slots: tuple[Slot, ...] = ()
     queues: tuple[Queue, ...] = ()
     arrays: dict[JobId, ArrayRoom] = field(default_factory=dict)  # only arrays with a limit
+    caps: tuple[CapRoom, ...] = ()  # only those that a waiting job is under
     running: tuple[Running, ...] = ()
     waiting: int = 0  # eligible jobs in the state, whether they are in `queues` or not
 

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from math import inf
 from typing import NamedTuple
 
-from gpuq.core.problem import ArrayRoom, Machine, Problem, Site
+from gpuq.core.problem import ArrayRoom, CapRoom, Machine, Problem, Site
 
 
 class Hole(NamedTuple):
@@ -213,3 +213,24 @@ class ArrayProfile:
         """One more task until end_s."""
         self._ends_s.append(end_s)
         self._ends_s.sort()
+
+
+class CapProfile:
+    """The GPUs that the jobs under one cap hold over time."""
+
+    def __init__(self, room: CapRoom) -> None:
+        self._max_gpus = room.max_gpus
+        self._loads = [(0.0, end_s, gpus) for end_s, gpus in room.held]
+
+    def blocked_until_s(self, start_s: float, run_s: float, gpus: int) -> float | None:
+        """None when so many more fit from start_s for run_s; else the next time worth a try (inf: none)."""
+        end_s = start_s + run_s
+        overlapping = [load for load in self._loads if load[0] < end_s and load[1] > start_s]
+        for moment_s in (start_s, *(load[0] for load in overlapping if load[0] > start_s)):
+            if sum(load[2] for load in overlapping if load[0] <= moment_s < load[1]) + gpus > self._max_gpus:
+                return min((load[1] for load in overlapping), default=inf)
+        return None
+
+    def take(self, start_s: float, end_s: float, gpus: int) -> None:
+        """Promise so many from start_s to end_s."""
+        self._loads.append((start_s, end_s, gpus))

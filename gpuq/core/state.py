@@ -14,6 +14,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
+from gpuq.core.caps import Caps
 from gpuq.core.dependencies import Verdict, parents, singleton_key, verdict
 from gpuq.core.model import (
     AttemptId,
@@ -83,6 +84,7 @@ class ClusterState:
         self.usage: dict[str, tuple[tuple[int, float], ...]] = {}  # by user: GPU-seconds by quarter day (core.accounts)
         self.settings: dict[str, Setting] = {}  # by key: what people set over gpuq.toml
         self.setting_changes: tuple[Change, ...] = ()  # the newest, oldest first
+        self.caps = Caps()  # of gpuq.toml: the shell sets it at its start, and it is in no event or snapshot
         self.next_id = 1
         self.next_order = 1
         # indexes
@@ -96,6 +98,7 @@ class ClusterState:
         self.ended: dict[JobId, None] = {}  # final jobs, in the order they ended
         self.used_cpus: dict[NodeName, int] = {}
         self.used_memory_mib: dict[NodeName, int] = {}
+        self.used_gpus: dict[str, int] = {}  # by user
         self._factors: dict[tuple[str, str], dict[str, float]] = {}  # of type_runs
 
     def members(self, id_: JobId) -> tuple[JobId, ...]:
@@ -186,6 +189,8 @@ class ClusterState:
         node, asked = job.attempt.node, job.spec.resources
         self.used_cpus[node] = self.used_cpus.get(node, 0) + sign * asked.cpus
         self.used_memory_mib[node] = self.used_memory_mib.get(node, 0) + sign * (asked.memory_mib or 0)
+        user = job.owner.name
+        self.used_gpus[user] = self.used_gpus.get(user, 0) + sign * len(job.attempt.gpus)
         if job.spec.array_limit:
             self.array_active[job.array] = self.array_active.get(job.array, 0) + sign
 

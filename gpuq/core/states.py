@@ -134,6 +134,8 @@ class Reason(str, Enum):
     JOB_HELD_USER = "JobHeldUser"
     JOB_HELD_ADMIN = "JobHeldAdmin"
     JOB_ARRAY_TASK_LIMIT = "JobArrayTaskLimit"
+    ACCOUNT_GPU_LIMIT = "AccountGpuLimit"
+    USER_GPU_LIMIT = "UserGpuLimit"
     REQ_NODE_NOT_AVAIL = "ReqNodeNotAvail"
     BAD_CONSTRAINTS = "BadConstraints"
     GPU_FOREIGN_USE = "GpuForeignUse"

@@ -16,11 +16,12 @@ from msgspec.structs import replace
 
 from gpuq.core import fit, match
 from gpuq.core.accounts import claim_divisors, divisors
+from gpuq.core.caps import Cap
 from gpuq.core.estimate import Remaining, predict, predict_shape, remaining
 from gpuq.core.gpu_types import is_any
 from gpuq.core.impact import Weights, impact, share_of
 from gpuq.core.model import AttemptId, GpuUuid, Job, JobId, Node, NodeName, Resources, Stamp
-from gpuq.core.problem import ArrayRoom, Machine, Problem, Promise, Queue, Running, Site, Slot, Waiting
+from gpuq.core.problem import ArrayRoom, CapRoom, Machine, Problem, Promise, Queue, Running, Site, Slot, Waiting
 from gpuq.core.state import ClusterState, Shape
 
 WINDOW = 256  # waiting jobs that get an estimate
@@ -46,7 +47,8 @@ def snapshot(
         return Problem(stamp=stamp, weights=weights, window=window, waiting=state.waiting_count())
     ends = _predicted_ends(state, stamp, weights)
     ends |= {attempt: Remaining(left_s=left_s, informed=True) for attempt, left_s in stopping.items()}
-    machines, slots = _machines_and_slots(state, nodes, ends, _room_ends(state, ends, stamp, weights))
+    room_ends = _room_ends(state, ends, stamp, weights)
+    machines, slots = _machines_and_slots(state, nodes, ends, room_ends)
     free = sum(1 for slot in slots if slot.free_at_s == 0.0)
     sites = _Sites(nodes, slots)
     means = divisors(state, stamp, weights)
@@ -57,10 +59,12 @@ def snapshot(
         _stopped_queue(state, state.jobs[state.attempts[attempt]], sites, left_s, stamp, weights)
         for attempt, left_s in stopping.items()
     )
+    caps, queues = _under_caps(state, queues, ends, room_ends) if state.caps.any else ((), queues)
     return Problem(
         stamp=stamp,
         weights=weights,
         window=window,
+        caps=caps,
         machines=machines,
         slots=slots,
         queues=queues,
@@ -291,6 +295,34 @@ def _array_rooms(
         if job.spec.array_limit:
             running.setdefault(job.array, []).append(ends[attempt].left_s)
     return {array: ArrayRoom(limit, tuple(running.get(array, ()))) for array, limit in limited}
+
+
+def _under_caps(
+    state: ClusterState,
+    queues: tuple[Queue, ...],
+    ends: dict[AttemptId, Remaining],
+    room_ends: dict[JobId, Remaining],
+) -> tuple[tuple[CapRoom, ...], tuple[Queue, ...]]:
+    """The caps of those that wait for GPUs, and the queues with theirs."""
+    found: dict[Cap, int] = {}
+    capped = []
+    for queue in queues:
+        caps = state.caps.of(queue.shape.user) if queue.gpus else ()
+        numbers = tuple(found.setdefault(cap, len(found)) for cap in caps)
+        capped.append(replace(queue, caps=numbers) if numbers else queue)
+    held = [
+        (state.jobs[id_].owner.name, ends[attempt].left_s, state.jobs[id_].spec.resources.gpus)
+        for attempt, id_ in state.attempts.items()
+        if attempt in ends
+    ] + [
+        (state.jobs[id_].owner.name, end.left_s, len(state.rooms[id_].placement.gpus))
+        for id_, end in room_ends.items()
+    ]
+    rooms = (
+        CapRoom(cap.name, cap.max_gpus, tuple((end_s, gpus) for user, end_s, gpus in held if user in cap.users))
+        for cap in found
+    )
+    return tuple(rooms), tuple(capped)
 
 
 def _running(state: ClusterState, weights: Weights) -> tuple[Running, ...]:

@@ -6,18 +6,20 @@ planner did come from the same plan.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import msgspec
 
 from gpuq.core import explain
 from gpuq.core.accounts import standings
-from gpuq.core.costs import costs_of
+from gpuq.core.costs import Stranding, costs_of
 from gpuq.core.estimate import predict, remaining
 from gpuq.core.impact import COSTS, MEASURED_COSTS, Weights, deadline_rise, deadline_slack_s, weight
 from gpuq.core.model import Job, Stamp
 from gpuq.core.plan import Plan, Start
 from gpuq.core.problem import Problem, Queue
+from gpuq.core.profile import CapProfile
 from gpuq.core.state import ClusterState
 from gpuq.core.states import JobState
 
@@ -137,12 +139,16 @@ def _options(state: ClusterState, queue: Queue | None, position: int, problem: P
     if queue is None:
         return []
     found: dict[str, Json] = {}
+    stranding = Stranding(problem)
     for site in queue.sites:
         run_s = queue.prediction.on(site.speed)
         free = sorted(problem.slots[slot].free_at_s for slot in site.slots)
         if len(free) < queue.gpus:
             continue
-        wait_s = free[queue.gpus - 1] if queue.gpus else 0.0
+        wait_s = _capped_s(problem, queue, free[queue.gpus - 1] if queue.gpus else 0.0, run_s)
+        if wait_s == inf:
+            continue
+        stranded = 0.0 if wait_s else stranding.gpus(queue, site)
         option = {
             "type": site.type,
             "node": problem.machines[site.machine].node,
@@ -151,13 +157,26 @@ def _options(state: ClusterState, queue: Queue | None, position: int, problem: P
             "run_s": run_s,
             "price": plan.prices.get(site.type),
             "impact": queue.impact(
-                position, run_s, problem.weights, costs_of(queue, site, run_s, problem.weights)
+                position, run_s, problem.weights, costs_of(queue, site, run_s, problem.weights, stranded)
             ),
             "energy_kwh": queue.gpus * site.power_w * run_s / 3.6e6 if site.power_w else None,
+            "stranded_gpus": stranded if stranding.counts else None,
         }
         if site.type not in found or option["end_at"] < found[site.type]["end_at"]:
             found[site.type] = option
     return list(found.values())
+
+
+def _capped_s(problem: Problem, queue: Queue, start_s: float, run_s: float) -> float:
+    """The first time from start_s at which no cap is in the way, by the jobs that run now; inf: never."""
+    caps = [CapProfile(problem.caps[number]) for number in queue.caps]
+    while start_s < inf:
+        blocked = (cap.blocked_until_s(start_s, run_s, queue.gpus) for cap in caps)
+        until_s = next((each for each in blocked if each is not None), None)
+        if until_s is None:
+            break
+        start_s = until_s
+    return start_s
 
 
 def _weight(state: ClusterState, queue: Queue, position: int, problem: Problem) -> Json:

@@ -70,6 +70,7 @@ class Loop:
             apply(state, entry.event, entry.stamp)
             count += 1
         check_invariants(state)
+        state.caps = self.state.caps  # of gpuq.toml, not of the journal
         self.state, self._since_snapshot = state, count
 
     # --- asking ------------------------------------------------------------------------------------------

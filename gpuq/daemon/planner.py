@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from gpuq.config import AccountConfig, ImpactConfig, PlannerConfig
 from gpuq.core import explain, greedy, settings
+from gpuq.core.caps import AccountCap, Caps
 from gpuq.core.compare import Comparison, compare
 from gpuq.core.contract import protected_s
 from gpuq.core.decide import step
@@ -88,6 +89,9 @@ class DaemonPlanner:
         self._is_stale = True
         self._solving = Solving()
         self._look_for_room_s = 0.0  # steady clock: when to see again whether a job should make room
+        loop.state.caps = Caps(
+            tuple(AccountCap(each.name, each.users, each.max_gpus) for each in accounts), config.max_gpus_per_user
+        )
         self._base = Weights(
             default_run_s=config.default_runtime_s,
             age=impact.age,
@@ -259,6 +263,7 @@ class DaemonPlanner:
         """Where and when a job would start: the submit is carried out on a copy of the state."""
         now = self._loop.clock.now()
         copy = from_bytes(to_bytes(self._loop.state))
+        copy.caps = self._loop.state.caps
         result = step(copy, replace(request, key=""), now)  # a key that is known would make no job to look at
         id_ = next(event.id for event in result.events if isinstance(event, JobsSubmitted))
         job = copy.jobs[copy.members(id_)[0]]

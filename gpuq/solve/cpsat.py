@@ -158,6 +158,7 @@ class _Draft:
     def window(self) -> Window:
         """The model's input."""
         arrays = sorted({array for each in self._inside if (array := self._array(each)) is not None})
+        caps = sorted({number for each in self._inside for number in self.problem.queues[each.queue].caps})
         last: dict[int, int] = {}
         jobs: list[WindowJob] = []
         for at, each in enumerate(self._inside):
@@ -173,10 +174,12 @@ class _Draft:
                     chosen=lanes.index(self._lanes.lane(queue.sites[self._site_of(each)])),
                     after=last.get(each.queue),
                     array=None if array is None else arrays.index(array),
+                    caps=tuple(caps.index(number) for number in queue.caps),
                 )
             )
             last[each.queue] = at
-        return Window(tuple(jobs), self._capacities(), tuple(self._array_room(array) for array in arrays))
+        rooms = tuple(self._array_room(array) for array in arrays)
+        return Window(tuple(jobs), self._capacities(), rooms, tuple(self._cap_room(number) for number in caps))
 
     def _array(self, each: _Planned) -> JobId | None:
         return self.problem.queues[each.queue].shape.array
@@ -216,3 +219,16 @@ class _Draft:
         held = [(0, whole_s(end_s), 1) for end_s in room.ends_s if end_s > 0]
         held += [(*self._span(each), 1) for each in self._earlier if self._array(each) == array]
         return Capacity(room.limit, tuple(held))
+
+    def _cap_room(self, number: int) -> Capacity:
+        cap = self.problem.caps[number]
+        held = [(0, whole_s(end_s), gpus) for end_s, gpus in cap.held if 0 < end_s < inf]
+        held += [
+            (*self._span(each), len(each.start.gpus))
+            for each in self._earlier
+            if number in self.problem.queues[each.queue].caps
+        ]
+        for_ever = sum(gpus for end_s, gpus in cap.held if end_s == inf)
+        # More may be held than a lowered cap allows; the model has no plan at all unless it fits.
+        most_held = max((sum(load[2] for load in held if load[0] <= at < load[1]) for at, _, _ in held), default=0)
+        return Capacity(max(cap.max_gpus - for_ever, most_held), tuple(held))

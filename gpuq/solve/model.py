@@ -44,6 +44,7 @@ class WindowJob(NamedTuple):
     chosen: int  # position of the hint's option
     after: int | None  # position of the job of the same queue before it
     array: int | None  # position in Window.arrays
+    caps: tuple[int, ...] = ()  # positions in Window.caps
 
 
 class Capacity(NamedTuple):
@@ -59,6 +60,7 @@ class Window(NamedTuple):
     jobs: tuple[WindowJob, ...]
     lanes: tuple[Capacity, ...]
     arrays: tuple[Capacity, ...]
+    caps: tuple[Capacity, ...] = ()  # GPUs that an account or user may hold
 
 
 class Choice(NamedTuple):
@@ -84,12 +86,14 @@ def hint(window: Window) -> tuple[Choice, ...]:
     """Each job at its earliest on the option it was planned for, in order."""
     lanes = [list(lane.loads) for lane in window.lanes]
     arrays = [list(array.loads) for array in window.arrays]
+    caps = [list(cap.loads) for cap in window.caps]
     found: list[Choice] = []
     for job in window.jobs:
         option = job.options[job.chosen]
         limits = [(window.lanes[option.lane].amount, lanes[option.lane], job.gpus)]
         if job.array is not None:
             limits.append((window.arrays[job.array].amount, arrays[job.array], 1))
+        limits += [(window.caps[number].amount, caps[number], job.gpus) for number in job.caps]
         start_s = job.release_s if job.after is None else max(job.release_s, found[job.after].start_s)
         start_s = _earliest_s(limits, start_s, option.run_s)
         for _, loads, amount in limits:
@@ -159,6 +163,7 @@ def _build(window: Window, first: tuple[Choice, ...]) -> _Built:
     presences = [[model.new_bool_var("") for _ in job.options] for job in window.jobs]
     in_lane: list[list[tuple[Any, int]]] = [[] for _ in window.lanes]
     in_array: list[list[tuple[Any, int]]] = [[] for _ in window.arrays]
+    in_cap: list[list[tuple[Any, int]]] = [[] for _ in window.caps]
     for job, start, row in zip(window.jobs, starts, presences, strict=True):
         model.add_exactly_one(row)
         for option, presence in zip(job.options, row, strict=True):
@@ -166,9 +171,11 @@ def _build(window: Window, first: tuple[Choice, ...]) -> _Built:
             in_lane[option.lane].append((interval, job.gpus))
             if job.array is not None:
                 in_array[job.array].append((interval, 1))
+            for number in job.caps:
+                in_cap[number].append((interval, job.gpus))
         if job.after is not None:
             model.add(start >= starts[job.after])
-    for capacities, members in ((window.lanes, in_lane), (window.arrays, in_array)):
+    for capacities, members in ((window.lanes, in_lane), (window.arrays, in_array), (window.caps, in_cap)):
         for capacity, found in zip(capacities, members, strict=True):
             _limit(model, capacity, found)
     model.minimize(_objective(window, starts, presences))
@@ -206,7 +213,7 @@ def _objective(window: Window, starts: list[Any], presences: list[list[Any]]) ->
 def _horizon_s(window: Window, first: tuple[Choice, ...]) -> int:
     """Late enough for the hint, and for the longest job behind all that is held."""
     ends = [c.start_s + job.options[c.option].run_s for job, c in zip(window.jobs, first, strict=True)]
-    held = [load[1] for capacity in window.lanes for load in capacity.loads]
+    held = [load[1] for capacity in (*window.lanes, *window.caps) for load in capacity.loads]
     return max(*ends, *held, 1) + 1
 
 

@@ -99,6 +99,7 @@ class Daemon:
         found = self.replayed()
         assert snapshot.to_bytes(found) == self.last_bytes, "the replayed state differs from the one that was lost"
         invariants.check_invariants(found)
+        found.caps = self.state.caps  # of gpuq.toml, not of the journal
         self.state = found
         for node in self.world.nodes.values():
             node.break_link()

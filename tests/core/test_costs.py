@@ -1,22 +1,25 @@
-"""What energy costs, and how that moves a job to another GPU."""
+"""What energy and fragmentation cost, and how that moves a job to another GPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuq.core import greedy
-from gpuq.core.costs import MOST_RUNS, charge_s, costs_of
+from gpuq.core.compare import compare
+from gpuq.core.costs import MOST_RUNS, Stranding, charge_s, costs_of
 from gpuq.core.impact import FREE, Weights, impact
-from gpuq.core.model import Node
+from gpuq.core.model import JobId, Node
 from gpuq.core.plan import Plan, UnsoundPlan, check_plan, objective
 from gpuq.core.problem import Problem
 from gpuq.core.state import ClusterState
 from gpuq.core.survey import snapshot
 from gpuq.solve.cpsat import CpSat
-from tests.builders import cluster, node, remember, stamp, submit
+from tests.builders import cluster, node, place, remember, stamp, submit
 
 POWER_W = {"A100": 400.0, "RTX3090": 150.0, "V100": 300.0}
 
@@ -92,3 +95,73 @@ def test_the_solver_counts_costs_as_the_objective_does() -> None:
     plan = CpSat(budget=0.1).improve(problem, first)
     check_plan(problem, plan)
     assert objective(problem, plan) <= objective(problem, first)
+
+
+# --- fragmentation --------------------------------------------------------------------------------------
+
+
+def four_and_five() -> ClusterState:
+    """Machines with 4 and 5 free GPUs, a short job of one GPU and a job of four."""
+    state = cluster(node("mill", "A100:4"), node("barn", "A100:5"))
+    submit(state, gpus=1, time_limit_s=600.0)
+    submit(state, gpus=4, time_limit_s=7200.0)
+    return state
+
+
+def test_stranded_gpus_are_those_the_waiting_sizes_leave_over() -> None:
+    """4 free: a job of one leaves 3 that half of the jobs cannot use. 5 free: it leaves 4, a gain, not charged."""
+    problem, _ = planned(four_and_five(), fragmentation=1.0)
+    one = next(queue for queue in problem.queues if queue.gpus == 1)
+    found = Stranding(problem)
+    amounts = {problem.machines[site.machine].node: found.gpus(one, site) for site in one.sites}
+    assert amounts == {"mill": pytest.approx(1.5), "barn": 0.0}
+
+
+@pytest.mark.parametrize(("fragmentation", "places"), [(0.0, ["mill", "barn"]), (0.2, ["barn", "mill"])])
+def test_a_job_takes_the_machine_where_it_strands_less(fragmentation: float, places: list[str]) -> None:
+    """Best fit takes the machine with 4; with a cost of fragmentation the job leaves it whole for the job of four."""
+    _, plan = planned(four_and_five(), fragmentation=fragmentation)
+    assert [start.node for start in plan.starts] == places
+
+
+def test_a_comparison_shows_who_moves_for_fragmentation() -> None:
+    """What `config set impact.fragmentation 0.2 --dry-run` compares: both jobs change machine, none its time."""
+    state = four_and_five()
+    before, after = planned(state), planned(state, fragmentation=0.2)
+    moved = {each.job: (each.node_before, each.node_after) for each in compare(*before, *after).moved}
+    assert moved == {"1": ("mill", "barn"), "2": ("barn", "mill")}
+
+
+def test_stranding_where_nothing_else_is_free_is_charged_and_proved() -> None:
+    """One machine only: the job starts and is charged, its impact is lower, and a forged charge is found out."""
+    state = cluster(node("mill", "A100:4"))
+    submit(state, gpus=1, time_limit_s=600.0)
+    submit(state, gpus=4, time_limit_s=7200.0)
+    _, free = planned(state)
+    problem, plan = planned(state, fragmentation=0.2)
+    mine = plan.starts[0]
+    assert mine.job == "1"
+    weight = problem.queues[0].weight(0)
+    assert mine.charge_s == pytest.approx((mine.end_s - mine.start_s) * 0.3 / (weight - 0.3))
+    assert mine.impact < free.starts[0].impact
+    later = plan.estimates[JobId("2")]
+    assert later.start_s > plan.stamp.steady_s
+    assert later.charge_s == 0.0
+    forged = replace(mine, charge_s=0.0)
+    with pytest.raises(UnsoundPlan, match="is charged 0 s"):
+        check_plan(problem, replace(plan, starts=(forged,), estimates={**plan.estimates, mine.job: forged}))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([1, 1, 2, 3, 4]), max_size=8), st.sampled_from([0.05, 0.3, 5.0]), st.integers(0, 3))
+def test_plans_with_a_cost_of_fragmentation_are_sound(sizes: list[int], fragmentation: float, running: int) -> None:
+    """Whatever waits and runs: the proof agrees with the planner, with and without estimates, and twice the same."""
+    state = cluster(node("mill", "A100:4"), node("barn", "A100:3", "V100:2"))
+    for _ in range(running):
+        place(state, submit(state, time_limit_s=900.0), "mill")
+    for number, size in enumerate(sizes):
+        submit(state, gpus=size, time_limit_s=600.0 * (1 + number % 3))
+    _, plan = planned(state, fragmentation=fragmentation)
+    assert planned(state, fragmentation=fragmentation)[1] == plan
+    now = greedy.dispatch(state, stamp(), Weights(fragmentation=fragmentation))
+    assert {start.job for start in now.starts} <= {job for queue in state.waiting.values() for job in queue}

@@ -12,16 +12,18 @@ without the help of check_invariants.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import invariant, run_state_machine_as_test
 from msgspec.structs import replace
 
 import gpuq.core.apply as apply_module
 from gpuq.core import decide, decide_attempts, decide_jobs, decide_nodes, invariants
+from gpuq.core.caps import AccountCap, Caps
 from gpuq.core.events import AttemptEnded, StartAttempt, StopOrdered
 from gpuq.core.model import Attempt, Job, Reach, Stamp
 from gpuq.core.requests import AttemptReport, NodeReached, NodeReady, Submit
@@ -54,6 +56,29 @@ def few_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_promises_hold_under_faults() -> None:
     """No sequence of requests, faults and crashes breaks a guarantee, and every job comes to an end."""
     run_state_machine_as_test(QueueMachine, settings=PROFILE)
+
+
+class CappedMachine(QueueMachine):
+    """The same, where a user's jobs may hold two of the four GPUs at once, and those of anna and tom together three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.daemon.state.caps = Caps((AccountCap("vision", ("anna", "tom"), 3),), max_gpus_per_user=2)
+
+    @invariant()
+    def caps_are_kept(self) -> None:
+        """By the records of all jobs that hold GPUs."""
+        held = Counter[str]()
+        for job in self.daemon.state.active():
+            held[job.owner.name] += job.spec.resources.gpus
+        assert max(held.values(), default=0) <= 2, held
+        assert held["anna"] + held["tom"] <= 3, held
+
+
+@pytest.mark.usefixtures("few_ended")
+def test_caps_hold_under_faults() -> None:
+    """Neither crashes, lost messages, evictions nor stale placements let an account or user exceed a cap."""
+    run_state_machine_as_test(CappedMachine, settings=settings(PROFILE, max_examples=PROFILE.max_examples // 2))
 
 
 # --- planted mistakes -----------------------------------------------------------------------------------

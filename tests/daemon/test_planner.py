@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpuq.config import AccountConfig, ImpactConfig, PlannerConfig
 from gpuq.core import greedy
 from gpuq.core.model import JobId
 from gpuq.core.plan import Plan
@@ -17,6 +18,7 @@ from gpuq.core.requests import DrainNode, Place
 from gpuq.core.snapshot import to_bytes
 from gpuq.core.states import JobState
 from gpuq.daemon import loop as loop_module
+from gpuq.daemon.planner import DaemonPlanner
 from gpuq.errors import InternalError
 from gpuq.journal.problems import JournalFull
 from tests.builders import user
@@ -295,6 +297,24 @@ async def test_a_dry_run_makes_nothing(tmp_path: Path) -> None:
         assert start["at"] > stage.clock.wall_s
         assert (await stage.refusal("POST", "/v1/jobs/dry-run", submit_body({"gpus": 5}))).kind == "refused"
         assert (to_bytes(stage.loop.state), len(stage.store.commits)) == (before, commits)
+
+
+@played
+async def test_caps_of_the_settings_hold_in_the_daemon(tmp_path: Path) -> None:
+    """A job waits for its cap beside a free GPU and says so; a larger one is refused; loading anew keeps the cap."""
+    async with Stage(tmp_path, agent=FakeAgent(gpus=2)) as stage:
+        DaemonPlanner(stage.loop, PlannerConfig(max_gpus_per_user=1), ImpactConfig(), (AccountConfig("lab", ("eve",)),))
+        await stage.post("/v1/jobs", submit_body())
+        await stage.reaches("1", "RUNNING")
+        await stage.post("/v1/jobs", submit_body())
+        for _ in range(2):
+            why = (await stage.get("/v1/jobs/2/why"))["why"]
+            assert (why["state"], why["reason"]) == ("PENDING", "UserGpuLimit")
+            assert why["planned"]["start_at"] > stage.clock.wall_s
+            assert [option["start_at"] for option in why["options"]] == [pytest.approx(why["planned"]["start_at"])]
+            refusal = await stage.refusal("POST", "/v1/jobs", submit_body({"gpus": 2}))
+            assert "[planner] max_gpus_per_user" in refusal.message
+            stage.loop.load()
 
 
 @played

@@ -141,3 +141,12 @@ def test_the_hint_keeps_capacities_queues_and_arrays() -> None:
     window = Window((job, job._replace(after=0)), (Capacity(2, ()),), (Capacity(1, ((0, 4, 1),)),))
     assert [choice.start_s for choice in hint(window)] == [4, 14]
     assert [choice.start_s for choice in solve(window, 1.0).choices] == [4, 14]
+
+
+def test_hint_and_model_keep_caps() -> None:
+    """Two GPUs for the account, one of them held until 4: a job of two waits for it, the next one for that job."""
+    job = WindowJob(1.0, 2, 0, (Option(0, 10, 0.0),), 0, None, None, (0,))
+    free = WindowJob(1.0, 1, 0, (Option(0, 10, 0.0),), 0, None, None)
+    window = Window((job, job._replace(after=0), free), (Capacity(5, ()),), (), (Capacity(2, ((0, 4, 1),)),))
+    assert [choice.start_s for choice in hint(window)] == [4, 14, 0]
+    assert [choice.start_s for choice in solve(window, 1.0).choices] == [4, 14, 0]

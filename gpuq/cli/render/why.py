@@ -44,6 +44,8 @@ def _options(why: Why, now: float) -> list[tuple[str, str]]:
         if option.get("impact") is not None:
             price = f", price {option['price']:.2f}" if option.get("price") is not None else ""
             parts.append(f"impact {option['impact']:.2f}{price}")
+        if option.get("stranded_gpus"):
+            parts.append(f"strands {option['stranded_gpus']:.1f} GPUs")
         rows.append((name, "   ".join(parts)))
     return _once([*rows, *_left_out(why, len(why.get("options") or ()))])
 
