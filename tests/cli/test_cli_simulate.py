@@ -54,6 +54,10 @@ def test_table_names_the_bound_the_load_and_what_was_left_out(tmp_path: Path) ->
     ("words", "said"),
     [
         (("--load", "many"), "--load many"),
+        (("--preemptible", "2"), "--preemptible 2 is not a number from 0 to 1"),
+        (("--preemptible", "nan"), "--preemptible nan"),
+        (("--preemptible", "0.5", "--fixed"), "--fixed says"),
+        (("--policy", "srsf", "--preemptible", "0"), "srsf stops running jobs"),
         (("--gpus", "V100"), "TYPE:COUNT"),
         (("--policy", "magic"), "There is no policy 'magic'"),
         (("--policy", ","), "names no policy"),
