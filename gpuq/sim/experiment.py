@@ -21,7 +21,7 @@ from gpuq.sim.policies.registry import find_policy
 from gpuq.sim.power import energy_joules
 from gpuq.sim.predictions import predict_all
 from gpuq.sim.sharing import MOST_JOINT_SPEED, utilisation_of
-from gpuq.sim.speeds import Speeds, Table
+from gpuq.sim.speeds import Speeds, Table, on_reference
 from gpuq.sim.trace import Trace, TraceJob, load_of, scaled_to_load
 from gpuq.sim.world import Run, SimJob, Sleep, World
 
@@ -67,7 +67,11 @@ class Outcome(NamedTuple):
 def prepare(
     trace: Trace, cluster: Cluster, load: float | None, table: Table | None = None, sharing: bool = False
 ) -> Setting:
-    """Leave out what can run nowhere, and scale the submissions to the load. Raises UserError when nothing is left."""
+    """Leave out what can run nowhere, and scale the submissions to the load. Raises UserError when nothing is left.
+
+    Run times recorded on a GPU type that the catalogue knows are brought to the reference first.
+    """
+    trace = on_reference(trace, cluster)
     speeds = Speeds(cluster, table)
     kept = [(job, able) for job in trace.jobs for able in (_able(cluster, job, speeds.of(job)),) if any(able)]
     if not kept:

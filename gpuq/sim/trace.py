@@ -37,6 +37,7 @@ class TraceJob(NamedTuple):
     name: str = ""
     limit_s: float | None = None  # what its owner asked for, on the GPUs it ran on
     preemptible: bool = True  # it may be stopped once it runs
+    ran_on: str = ""  # GPU type on which its run time was recorded; empty: unknown, taken for the reference
 
 
 class Trace(NamedTuple):
@@ -45,6 +46,7 @@ class Trace(NamedTuple):
     name: str
     jobs: tuple[TraceJob, ...]
     left_out: dict[str, int]
+    scaled: int = 0  # run times brought from the GPU type that was recorded to the reference
 
     @property
     def gpu_seconds(self) -> float:

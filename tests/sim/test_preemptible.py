@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from gpuq.sim.cluster import parse_cluster
@@ -52,7 +54,7 @@ def test_fixed_jobs_keep_their_gpus_on_several_types_and_shared(name: str, shari
     assert all(len(places) == 1 for places in where.values())
     for each in spans.values():
         each.sort()
-        assert all(end == start for (_, end), (start, _) in zip(each, each[1:], strict=False))
+        assert all(end == start for (_, end), (start, _) in pairwise(each))
 
 
 def test_the_world_refuses_to_stop_a_fixed_job() -> None:

@@ -64,6 +64,10 @@ def _notes(setting: Setting, rows: list[Row], predictions: str, preemptible: flo
         f"{seeds} seed{'' if seeds == 1 else 's'}.",
         f"No schedule has a mean JCT below {format_rough_duration(setting.lower_bound_s)}.",
     ]
+    if trace.scaled:
+        found.append(
+            f"Run times of {trace.scaled:,} jobs are scaled from the GPU type they ran on to the fastest of these GPUs."
+        )
     stoppable = sum(job.preemptible for job in trace.jobs)
     if preemptible is not None:
         stoppable = round(preemptible * len(trace.jobs))
