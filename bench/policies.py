@@ -99,11 +99,9 @@ def suite_lines(pool: ProcessPoolExecutor, name: str, folder: Path, seeds: int) 
     """Mean and p99 JCT of every policy relative to EASY, per setting and in the geometric mean."""
     traces, policies = SUITES[name]
     named = ("easy", *policies)
+    share = MIXED_SHARE if name == "M" else None
     cases = [
-        Case(
-            folder, trace, gpus, load, named, seeds, fixed=name.startswith("F"), sharing=name == "S",
-            preemptible=MIXED_SHARE if name == "M" else None,
-        )  # fmt: skip
+        Case(folder, trace, gpus, load, named, seeds, 8, name.startswith("F"), name == "S", share)
         for trace, gpus in traces.items()
         for load in LOADS
     ]

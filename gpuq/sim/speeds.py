@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from gpuq.errors import UserError
+from gpuq.errors import UsageError, UserError
 from gpuq.hardware.catalogue import relative_speed
 from gpuq.sim.cluster import Cluster
 from gpuq.sim.trace import Trace, TraceJob
@@ -34,11 +34,11 @@ def read_table(path: Path | None = None) -> Table:
             text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UserError(f"The speeds in {path} cannot be read: {reason}.", "Give the path of a CSV file.") from None
+        raise UsageError(f"The speeds in {path} cannot be read: {reason}.", "Give the path of a CSV file.") from None
     rows = csv.DictReader(text.splitlines())
     missing = [column for column in _COLUMNS if column not in (rows.fieldnames or ())]
     if missing:
-        raise UserError(
+        raise UsageError(
             f"The speeds in {path} have no column {', '.join(missing)}.",
             f"The first line must name {', '.join(_COLUMNS)}.",
         )
@@ -49,7 +49,7 @@ def read_table(path: Path | None = None) -> Table:
         try:
             gpus, steps_per_s = int(row["gpus"]), float(row["steps_per_s"])
         except (TypeError, ValueError):
-            raise UserError(f"The speeds in {path} hold a row with no number: {row}.", "Correct the row.") from None
+            raise UsageError(f"The speeds in {path} hold a row with no number: {row}.", "Correct the row.") from None
         table.setdefault((row["gpu_type"].lower(), f"{row['model']}|{row['batch_size']}"), {})[gpus] = steps_per_s
     return table
 

@@ -58,6 +58,7 @@ class TraceError(UserError):
     """The file cannot be read as a trace."""
 
     kind = "bad_trace"
+    exit_code = 2
 
 
 def read_trace(path: Path, name: str | None = None) -> Trace:

@@ -9,7 +9,7 @@ from gpuq.cli import output
 from gpuq.cli import simulation_options as typed
 from gpuq.cli.options import JSON, Argument, Command, Option, Values
 from gpuq.cli.simulation_inputs import trace_and_gpus
-from gpuq.errors import UserError
+from gpuq.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from gpuq.sim.experiment import Outcome, Setting
@@ -29,7 +29,7 @@ def simulate(values: Values) -> int:
         entry = find_policy(name)
         if entry.stops_jobs and entry.make_fixed is None and preemptible == 0:
             option = "--fixed" if values.flag("fixed") else "--preemptible 0"
-            raise UserError(f"{name} stops running jobs, and {option} forbids it.", "Leave it out of --policy.")
+            raise UsageError(f"{name} stops running jobs, and {option} forbids it.", "Leave it out of --policy.")
     setting = _setting(values)
     seeds = typed.number(values, "seeds", 1000, default=1)
     restart_s = typed.restart_s(values)

@@ -63,6 +63,9 @@ def _notes(setting: Setting, rows: list[Row], predictions: str, preemptible: flo
         f"{len(trace.jobs):,} jobs of {trace.name} on {gpus}; {load}; {predictions} predictions, "
         f"{seeds} seed{'' if seeds == 1 else 's'}.",
         f"No schedule has a mean JCT below {format_rough_duration(setting.lower_bound_s)}.",
+        "JCT: from submission to completion. x BOUND: mean JCT over that bound. SLOW-DOWN: JCT over the job's "
+        "shortest run time, 10 min at least.",
+        "IMPACT FACTOR: sum of shortest run times over sum of JCTs; 1: nobody waited or ran on a slower GPU.",
     ]
     if trace.scaled:
         found.append(
