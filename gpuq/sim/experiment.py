@@ -13,7 +13,7 @@ from math import inf
 from random import Random
 from typing import Final, NamedTuple
 
-from gpuq.errors import UserError
+from gpuq.errors import UsageError
 from gpuq.sim.bounds import BoundJob, lower_bound_s
 from gpuq.sim.cluster import Cluster
 from gpuq.sim.learnt import Learnt
@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
 def prepare(
     trace: Trace, cluster: Cluster, load: float | None, table: Table | None = None, sharing: bool = False
 ) -> Setting:
-    """Leave out what can run nowhere, and scale the submissions to the load. Raises UserError when nothing is left.
+    """Leave out what can run nowhere, and scale the submissions to the load. Raises UsageError when nothing is left.
 
     Run times recorded on a GPU type that the catalogue knows are brought to the reference first.
     """
@@ -76,7 +76,7 @@ def prepare(
     kept = [(job, able) for job in trace.jobs for able in (_able(cluster, job, speeds.of(job)),) if any(able)]
     if not kept:
         least = min(job.gpus for job in trace.jobs)
-        raise UserError(
+        raise UsageError(
             f"No job of {trace.name} fits: the smallest asks for {least} GPUs of one type.", "Give more --gpus."
         )
     ready = trace._replace(jobs=tuple(job for job, _ in kept))
@@ -136,7 +136,7 @@ def simulate(
     """Run one policy; equal arguments give equal outcomes. fixed: what runs may not be stopped.
 
     preemptible: the share of the jobs that may be stopped, 0 to 1; None: those of which the trace says no other.
-        energy: fill energy_joules; raises UserError for GPU types whose draw nobody knows.
+    energy: fill energy_joules; raises UserError for GPU types whose draw nobody knows.
     """
     entry = find_policy(policy)
     trace, cluster = setting.trace, setting.cluster
