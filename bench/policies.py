@@ -2,8 +2,8 @@
 
 Suites: H (equal GPUs, jobs may be stopped), F (equal GPUs, nothing may be stopped), T (three GPU types with measured
 speeds, jobs may be stopped), S (as T, two jobs may share GPUs), FT (three types, nothing may be stopped), FC (a part of
-FT, small enough for a solver at every decision). Every policy of a row gets the same trace, predictions and restart
-cost.
+FT, small enough for a solver at every decision), M (two traces of H, half of the jobs may be stopped). Every policy of
+a row gets the same trace, predictions and restart cost.
 
 One thing to know: the folder is laid out as the table of suites below names its files, and is not part of gpuq; the
 first part of the report compares the simulator with reference runs kept beside the traces.
@@ -41,6 +41,8 @@ TYPES = {
 }  # fmt: skip
 STOPPING = ("impact", "srsf", "srtf", "las2d", "gittins2d")
 GAVEL = ("gavel_maxmin", "gavel_makespan", "gavel_sjf")
+MIXED = ("itp/cluster05", "philly/0e4a51")
+MIXED_SHARE = 0.5  # of the jobs may be stopped
 FIXED = ("greedy", "sjf", "saf", "easypp", "fifo_firstfit")
 SUITES = {
     "H": ({name: f"V100:{gpus}" for name, gpus in EQUAL.items()}, (*STOPPING, "sjf", "saf")),
@@ -49,6 +51,7 @@ SUITES = {
     "S": (TYPES, ("impact", "lucid")),
     "FT": (TYPES, FIXED),
     "FC": ({name: gpus for name, gpus in TYPES.items() if "philly" in name}, ("impact", "greedy", "sjf")),
+    "M": ({name: f"V100:{EQUAL[name]}" for name in MIXED}, ("impact", "srsf", "sjf")),
 }
 REFERENCE_NAMES = {
     "fifo": "fifo", "fifo_firstfit": "fifo_firstfit", "easy_perfect": "easy_perfect", "sjf_perfect": "sjf_perfect",
@@ -69,6 +72,7 @@ class Case(NamedTuple):
     nodes_of: int = 8
     fixed: bool = False
     sharing: bool = False
+    preemptible: float | None = None
 
 
 def run(case: Case) -> list[Row]:
@@ -76,7 +80,9 @@ def run(case: Case) -> list[Row]:
     trace = read_trace(case.folder / f"{case.trace}.csv")
     setting = prepare(trace, parse_cluster(case.gpus, case.nodes_of), case.load, read_table(), case.sharing)
     return [
-        simulate(setting, policy, seed, fixed=case.fixed).row for policy in case.policies for seed in range(case.seeds)
+        simulate(setting, policy, seed, fixed=case.fixed, preemptible=case.preemptible).row
+        for policy in case.policies
+        for seed in range(case.seeds)
     ]
 
 
@@ -94,8 +100,9 @@ def suite_lines(pool: ProcessPoolExecutor, name: str, folder: Path, seeds: int) 
     """Mean and p99 JCT of every policy relative to EASY, per setting and in the geometric mean."""
     traces, policies = SUITES[name]
     named = ("easy", *policies)
+    share = MIXED_SHARE if name == "M" else None
     cases = [
-        Case(folder, trace, gpus, load, named, seeds, fixed=name.startswith("F"), sharing=name == "S")
+        Case(folder, trace, gpus, load, named, seeds, 8, name.startswith("F"), name == "S", share)
         for trace, gpus in traces.items()
         for load in LOADS
     ]

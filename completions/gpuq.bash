@@ -338,12 +338,13 @@ _gpuq() {
             --load) COMPREPLY=(); return ;;
             --seeds) COMPREPLY=(); return ;;
             --predictions) COMPREPLY=(); return ;;
+            --preemptible) COMPREPLY=(); return ;;
             --restart) COMPREPLY=(); return ;;
             --speeds) COMPREPLY=($(compgen -f -- "$word")); return ;;
             --plot) COMPREPLY=($(compgen -f -- "$word")); return ;;
         esac
         if [[ "$word" == -* ]]; then
-            COMPREPLY=($(compgen -W "--history --gpus --nodes-of --policy --load --seeds --predictions --fixed --restart --speeds --sharing --energy --plot --json --help" -- "$word"))
+            COMPREPLY=($(compgen -W "--history --gpus --nodes-of --policy --load --seeds --predictions --fixed --preemptible --restart --speeds --sharing --energy --plot --json --help" -- "$word"))
         else
             COMPREPLY=($(compgen -f -- "$word"))
         fi

@@ -428,6 +428,7 @@ _gpuq() {
                 '--seeds[How many draws of prediction errors.]:value: ' \
                 '--predictions[helios\: with published errors (default); learnt from ended jobs; perfect.]:value: ' \
                 '--fixed[Nothing may be stopped; then impact,greedy,sjf,saf,easypp,easy,fifo unless told.]' \
+                '--preemptible[Share of the jobs that may be stopped, drawn by the seed; else as the trace says.]:value: ' \
                 '--restart[What a stopped job loses when it runs again; 60s unless told.]:value: ' \
                 '--speeds[Throughput table; Gavel'\''s measurements unless told.]:value:_files' \
                 '--sharing[Two jobs may share GPUs; lucid does so.]' \

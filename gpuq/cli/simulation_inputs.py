@@ -29,7 +29,7 @@ def trace_and_gpus(values: Values) -> tuple[Trace, str]:
     asked = asked or "small"
     gpus = values.text("gpus") or SHIPPED.get(asked)
     if gpus is None:
-        raise UserError("simulate needs --gpus with a trace of your own.", "Write for example --gpus A100:16,V100:8.")
+        raise UsageError("simulate needs --gpus with a trace of your own.", "Write for example --gpus A100:16,V100:8.")
     from pathlib import Path
 
     from gpuq.sim.sacct import read_file

@@ -48,6 +48,24 @@ def load(values: Values) -> float | None:
     return found
 
 
+def preemptible(values: Values) -> float | None:
+    """Share of the jobs that may be stopped; None: as the trace says. --fixed is 0."""
+    text = values.text("preemptible")
+    if values.flag("fixed"):
+        if text is not None:
+            raise UsageError("--fixed says that no job may be stopped.", "Leave out --fixed or --preemptible.")
+        return 0.0
+    if text is None:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1:
+        raise UsageError(f"--preemptible {text} is not a number from 0 to 1.", "Write for example --preemptible 0.5.")
+    return found
+
+
 def restart_s(values: Values) -> float:
     """What a stopped job loses when it runs again [s]."""
     text = values.text("restart")

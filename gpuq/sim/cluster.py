@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from gpuq.errors import UserError
+from gpuq.errors import UsageError
 
 Placement = tuple[tuple[int, int], ...]  # (node, GPUs there)
 MOST_NODES = 10_000
@@ -40,18 +40,18 @@ class Cluster(NamedTuple):
 
 
 def parse_cluster(text: str, nodes_of: int = 8) -> Cluster:
-    """"A100:16,V100:8" in nodes of `nodes_of`; the last node of a type takes what is left over. Raises UserError."""
+    """"A100:16,V100:8" in nodes of `nodes_of`; the last node of a type takes what is left over. Raises UsageError."""
     types: list[str] = []
     node_types: list[int] = []
     node_gpus: list[int] = []
     if nodes_of < 1:
-        raise UserError(f"Nodes of {nodes_of} GPUs cannot be.", "Give --nodes-of a number of at least 1.")
+        raise UsageError(f"Nodes of {nodes_of} GPUs cannot be.", "Give --nodes-of a number of at least 1.")
     for part in text.split(","):
         match = re.fullmatch(r"\s*([A-Za-z][\w.-]*)\s*:\s*(\d{1,6})\s*", part)
         if match is None or int(match[2]) == 0:
-            raise UserError(f"--gpus: '{part.strip()}' is not TYPE:COUNT.", "Write for example --gpus A100:16,V100:8.")
+            raise UsageError(f"--gpus: '{part.strip()}' is not TYPE:COUNT.", "Write for example --gpus A100:16,V100:8.")
         if match[1] in types:
-            raise UserError(f"--gpus names {match[1]} twice.", "Give each type once, with all its GPUs.")
+            raise UsageError(f"--gpus names {match[1]} twice.", "Give each type once, with all its GPUs.")
         types.append(match[1])
         left = int(match[2])
         while left:
@@ -59,7 +59,7 @@ def parse_cluster(text: str, nodes_of: int = 8) -> Cluster:
             node_gpus.append(min(nodes_of, left))
             left -= node_gpus[-1]
     if len(node_gpus) > MOST_NODES:
-        raise UserError(f"{len(node_gpus):,} nodes are more than can be simulated.", f"Give at most {MOST_NODES:,}.")
+        raise UsageError(f"{len(node_gpus):,} nodes are more than can be simulated.", f"Give at most {MOST_NODES:,}.")
     return Cluster(tuple(types), tuple(node_types), tuple(node_gpus))
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
+from random import Random
 from typing import Final, NamedTuple
 
-from gpuq.errors import UserError
+from gpuq.errors import UsageError
 from gpuq.sim.bounds import BoundJob, lower_bound_s
 from gpuq.sim.cluster import Cluster
 from gpuq.sim.learnt import Learnt
@@ -20,7 +21,7 @@ from gpuq.sim.policies.registry import find_policy
 from gpuq.sim.power import energy_joules
 from gpuq.sim.predictions import predict_all
 from gpuq.sim.sharing import MOST_JOINT_SPEED, utilisation_of
-from gpuq.sim.speeds import Speeds, Table
+from gpuq.sim.speeds import Speeds, Table, on_reference
 from gpuq.sim.trace import Trace, TraceJob, load_of, scaled_to_load
 from gpuq.sim.world import Run, SimJob, Sleep, World
 
@@ -66,12 +67,16 @@ class Outcome(NamedTuple):
 def prepare(
     trace: Trace, cluster: Cluster, load: float | None, table: Table | None = None, sharing: bool = False
 ) -> Setting:
-    """Leave out what can run nowhere, and scale the submissions to the load. Raises UserError when nothing is left."""
+    """Leave out what can run nowhere, and scale the submissions to the load. Raises UsageError when nothing is left.
+
+    Run times recorded on a GPU type that the catalogue knows are brought to the reference first.
+    """
+    trace = on_reference(trace, cluster)
     speeds = Speeds(cluster, table)
     kept = [(job, able) for job in trace.jobs for able in (_able(cluster, job, speeds.of(job)),) if any(able)]
     if not kept:
         least = min(job.gpus for job in trace.jobs)
-        raise UserError(
+        raise UsageError(
             f"No job of {trace.name} fits: the smallest asks for {least} GPUs of one type.", "Give more --gpus."
         )
     ready = trace._replace(jobs=tuple(job for job, _ in kept))
@@ -103,6 +108,19 @@ def _able(cluster: Cluster, job: TraceJob, speeds: tuple[float, ...]) -> tuple[f
     )
 
 
+def preemptible_jobs(jobs: Sequence[TraceJob], share: float | None, seed: int) -> list[bool]:
+    """Which jobs may be stopped: as the trace says, or this share of them, 0 to 1, drawn by the seed.
+
+    A larger share takes the same jobs and more, so that two shares of a seed can be compared.
+    """
+    if share is None:
+        return [job.preemptible for job in jobs]
+    random = Random(f"preemptible {seed}")  # noqa: S311 (a simulation)
+    drawn = sorted((random.random(), order) for order in range(len(jobs)))
+    chosen = {order for _, order in drawn[: round(share * len(jobs))]}
+    return [order in chosen for order in range(len(jobs))]
+
+
 def simulate(
     setting: Setting,
     policy: str,
@@ -112,10 +130,12 @@ def simulate(
     keep_runs: bool = False,
     fixed: bool = False,
     energy: bool = False,
+    preemptible: float | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Outcome:
     """Run one policy; equal arguments give equal outcomes. fixed: what runs may not be stopped.
 
+    preemptible: the share of the jobs that may be stopped, 0 to 1; None: those of which the trace says no other.
     energy: fill energy_joules; raises UserError for GPU types whose draw nobody knows.
     """
     entry = find_policy(policy)
@@ -126,13 +146,16 @@ def simulate(
         SimJob(job, order, each.run_s, each.limit_s, speeds)
         for order, (job, each, speeds) in enumerate(zip(trace.jobs, told, setting.speeds, strict=True))
     ]
+    for job, may in zip(jobs, preemptible_jobs(trace.jobs, 0.0 if fixed else preemptible, seed), strict=True):
+        job.preemptible = may
+    none_stops = not any(job.preemptible for job in jobs)
     sleep = Sleep() if entry.sleeps else None
     learner = Learnt() if model == "learnt" else None
     if setting.sharing:
         for each in jobs:
             each.utilisation = utilisation_of(each.id, each.model, seed)
     world = World(cluster, jobs, restart_s, keep_runs or energy, learner, sleep, setting.sharing)
-    world.run(entry.make_fixed() if fixed and entry.make_fixed else entry.make(), on_progress)
+    world.run(entry.make_fixed() if none_stops and entry.make_fixed else entry.make(), on_progress)
     jct_s = sorted(_flow_s(job) for job in world.ended)
     row = Row(
         policy=policy,

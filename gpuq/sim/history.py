@@ -25,6 +25,12 @@ def from_history(jobs: Iterable[Mapping[str, Any]], name: str = "history") -> Tr
     return from_zero(name, found, left_out)
 
 
+def _type(gpus: Iterable[Any]) -> str:
+    """The GPU type all of them have; empty where they differ or none is recorded."""
+    types = {str(gpu.get("type") or "") for gpu in gpus if isinstance(gpu, Mapping)}
+    return types.pop() if len(types) == 1 else ""
+
+
 def _job(job: Mapping[str, Any]) -> TraceJob | str:
     """The job, or why it is left out."""
     run_s, gpus = job.get("elapsed_s"), len(job.get("gpus") or ())
@@ -39,5 +45,5 @@ def _job(job: Mapping[str, Any]) -> TraceJob | str:
     submit_s = max(float(job["submitted_at"]), float(job.get("begin_at") or 0.0))
     return TraceJob(
         str(job["id"]), submit_s, float(run_s), gpus, str(job.get("user") or ""), name=str(job.get("name") or ""),
-        limit_s=job.get("time_limit_s") or None,
+        limit_s=job.get("time_limit_s") or None, ran_on=_type(job["gpus"]),
     )  # fmt: skip

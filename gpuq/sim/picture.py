@@ -35,8 +35,10 @@ def page(setting: Setting, outcomes: Sequence[Outcome]) -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
         f"<title>gpuq simulate: {title}</title>"
         "<style>body{font:14px sans-serif;margin:2em;color:#222}text{font:11px sans-serif;fill:#444}</style></head>"
-        f"<body><h1>{title}</h1><p>Each row is a GPU, each bar a job on it; colours only tell neighbours apart.</p>"
-        f"{charts}<h2>Share of jobs completed within a time</h2>{_distribution(drawn)}</body></html>\n"
+        f"<body><h1>{title}</h1><p>Each row is a GPU, each bar a job on it; colours only tell neighbours apart. "
+        "The axis is the time since the first submission. JCT: from submission to completion. "
+        "Impact Factor: shortest run times over JCTs, 1 when nobody waited.</p>"
+        f"{charts}<h2>Share of jobs with at most this JCT (logarithmic axis)</h2>{_distribution(drawn)}</body></html>\n"
     )
 
 

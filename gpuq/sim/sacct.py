@@ -110,8 +110,9 @@ def _job(row: dict[str, str]) -> TraceJob | str | None:
     if run_s > LONGEST_S:
         return "longer than ten years"
     return TraceJob(
-        id_, submit_s, run_s, gpus, row.get("user") or "", name=row.get("jobname") or "", limit_s=_limit_s(row)
-    )
+        id_, submit_s, run_s, gpus, row.get("user") or "", name=row.get("jobname") or "", limit_s=_limit_s(row),
+        ran_on=_type(row.get("alloctres") or ""),
+    )  # fmt: skip
 
 
 def _gpus(tres: str) -> int:
@@ -119,6 +120,12 @@ def _gpus(tres: str) -> int:
     found = _GPUS.findall(tres)
     total = [int(count) for kind, count in found if not kind]
     return total[0] if total else sum(int(count) for _, count in found)
+
+
+def _type(tres: str) -> str:
+    """a100 of gres/gpu:a100=4; empty where no type is written, or more than one."""
+    types = {kind[1:] for kind, _ in _GPUS.findall(tres) if kind}
+    return types.pop() if len(types) == 1 else ""
 
 
 def _moment_s(text: str) -> float | None:

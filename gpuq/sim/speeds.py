@@ -14,10 +14,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from gpuq.errors import UserError
+from gpuq.errors import UsageError, UserError
 from gpuq.hardware.catalogue import relative_speed
 from gpuq.sim.cluster import Cluster
-from gpuq.sim.trace import TraceJob
+from gpuq.sim.trace import Trace, TraceJob
 
 REFERENCE: Final = "v100"
 Table = dict[tuple[str, str], dict[int, float]]  # (type, "model|batch") -> GPUs -> steps per second
@@ -34,11 +34,11 @@ def read_table(path: Path | None = None) -> Table:
             text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UserError(f"The speeds in {path} cannot be read: {reason}.", "Give the path of a CSV file.") from None
+        raise UsageError(f"The speeds in {path} cannot be read: {reason}.", "Give the path of a CSV file.") from None
     rows = csv.DictReader(text.splitlines())
     missing = [column for column in _COLUMNS if column not in (rows.fieldnames or ())]
     if missing:
-        raise UserError(
+        raise UsageError(
             f"The speeds in {path} have no column {', '.join(missing)}.",
             f"The first line must name {', '.join(_COLUMNS)}.",
         )
@@ -49,7 +49,7 @@ def read_table(path: Path | None = None) -> Table:
         try:
             gpus, steps_per_s = int(row["gpus"]), float(row["steps_per_s"])
         except (TypeError, ValueError):
-            raise UserError(f"The speeds in {path} hold a row with no number: {row}.", "Correct the row.") from None
+            raise UsageError(f"The speeds in {path} hold a row with no number: {row}.", "Correct the row.") from None
         table.setdefault((row["gpu_type"].lower(), f"{row['model']}|{row['batch_size']}"), {})[gpus] = steps_per_s
     return table
 
@@ -78,6 +78,29 @@ class Speeds:
             return None
         measured = [gpus for gpus in by_gpus if gpus <= job.gpus]
         return by_gpus[max(measured)] if measured else None
+
+
+def on_reference(trace: Trace, cluster: Cluster) -> Trace:
+    """The trace with run times and limits as on the fastest type of the cluster, where it says what a job ran on.
+
+    run time there = recorded run time x speed of the recorded type / speed of the fastest type of the cluster
+
+    A job whose type the catalogue does not know keeps its run time, and so does every job when a type of the cluster
+    is unknown. Jobs count as scaled where the recorded type was known, also when it is the fastest one itself.
+    """
+    known = [relative_speed(name) for name in cluster.types]
+    speeds = {name: relative_speed(name) for name in {job.ran_on for job in trace.jobs} if name}
+    if None in known or not any(speeds.values()):
+        return trace
+    fastest = max(speed for speed in known if speed)
+    factors = {name: speed / fastest for name, speed in speeds.items() if speed}
+    jobs = tuple(_scaled(job, factors[job.ran_on]) if job.ran_on in factors else job for job in trace.jobs)
+    return trace._replace(jobs=jobs, scaled=sum(job.ran_on in factors for job in trace.jobs))
+
+
+def _scaled(job: TraceJob, factor: float) -> TraceJob:
+    limit_s = None if job.limit_s is None else job.limit_s * factor
+    return job._replace(duration_s=job.duration_s * factor, limit_s=limit_s, ran_on="")
 
 
 def _catalogued(names: tuple[str, ...]) -> tuple[float, ...]:

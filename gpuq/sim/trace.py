@@ -1,7 +1,8 @@
 """Job traces: the normalised CSV columns read and checked. Imports errors.
 
 A trace is a list of rigid jobs: each wants `gpus` GPUs at once and runs `duration_s` on the reference GPU once started.
-Of further columns `name` and `limit_s`, what the owner asked for, are read; an empty cell means unknown.
+Of further columns `name`, `limit_s`, what the owner asked for, and `preemptible`, whether it may be stopped once it
+runs (1 or 0, true or false), are read; an empty cell means unknown, and a job of which that is unknown may be stopped.
 
 One thing to know: a row that cannot be simulated is left out under a named reason and counted; a file that is not a
 trace at all is an error.
@@ -21,6 +22,7 @@ from gpuq.errors import UserError
 NEEDED: Final = ("submit_s", "duration_s", "gpus")
 LONGEST_S: Final = 10 * 365 * 86400.0  # a longer run time is taken for a mistake in the trace
 MOST_GPUS: Final = 100_000
+_YES_OR_NO: Final = {"": True, "1": True, "true": True, "0": False, "false": False}
 
 
 class TraceJob(NamedTuple):
@@ -34,6 +36,8 @@ class TraceJob(NamedTuple):
     model: str = ""  # "ResNet-18|64": name and batch size, the key of the throughput table
     name: str = ""
     limit_s: float | None = None  # what its owner asked for, on the GPUs it ran on
+    preemptible: bool = True  # it may be stopped once it runs
+    ran_on: str = ""  # GPU type on which its run time was recorded; empty: unknown, taken for the reference
 
 
 class Trace(NamedTuple):
@@ -42,6 +46,7 @@ class Trace(NamedTuple):
     name: str
     jobs: tuple[TraceJob, ...]
     left_out: dict[str, int]
+    scaled: int = 0  # run times brought from the GPU type that was recorded to the reference
 
     @property
     def gpu_seconds(self) -> float:
@@ -53,6 +58,7 @@ class TraceError(UserError):
     """The file cannot be read as a trace."""
 
     kind = "bad_trace"
+    exit_code = 2
 
 
 def read_trace(path: Path, name: str | None = None) -> Trace:
@@ -111,11 +117,15 @@ def _job(row: dict[str, str | None], number: int) -> TraceJob | str:
         return "without whole GPUs"
     if gpus > MOST_GPUS:
         return f"with more than {MOST_GPUS:,} GPUs"
+    preemptible = _YES_OR_NO.get((row.get("preemptible") or "").strip().lower())
+    if preemptible is None:
+        return "with a preemptible that is neither 1 nor 0"
     limit_s = _positive(row.get("limit_s"))
     model, batch = row.get("model") or "", row.get("batch_size") or ""
     return TraceJob(
         row.get("job_id") or str(number), submit_s, duration_s, int(gpus), row.get("user") or "",
         f"{model}|{batch}" if model else "", row.get("name") or "", limit_s,
+        preemptible,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ true run time, which only the world reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple, Protocol
@@ -27,8 +27,8 @@ class SimJob:
 
     __slots__ = (
         "attained_s", "done_s", "end_s", "estimate_s", "first_start_s", "gpus", "id", "limit_s", "model", "name",
-        "order", "overhead_s", "partner", "placement", "ran_since_s", "restarts", "span_since_s", "speed", "speeds",
-        "stopped_s", "submit_s", "type", "updated_s", "user", "utilisation", "version", "work_s",
+        "order", "overhead_s", "partner", "placement", "preemptible", "ran_since_s", "restarts", "span_since_s",
+        "speed", "speeds", "stopped_s", "submit_s", "type", "updated_s", "user", "utilisation", "version", "work_s",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +41,7 @@ class SimJob:
         self.order = order
         self.submit_s = job.submit_s
         self.gpus = job.gpus
+        self.preemptible = job.preemptible  # it may be stopped once it runs
         self.work_s = job.duration_s  # truth: for the world only
         self.estimate_s = estimate_s  # predicted work
         self.limit_s = limit_s  # what its owner asked for
@@ -67,6 +68,11 @@ class SimJob:
         """d*: its run time on the fastest GPUs, without waiting."""
         return self.work_s / max(self.speeds)
 
+    @property
+    def is_held(self) -> bool:
+        """It runs, and nobody may stop or move it."""
+        return self.placement is not None and not self.preemptible
+
     def left_s(self) -> float:
         """Predicted work left; a prediction that was outlived doubles until it is not."""
         estimate_s = self.estimate_s
@@ -86,6 +92,11 @@ class SimJob:
         paid_s = min(self.overhead_s, passed_s)
         self.overhead_s -= paid_s
         self.done_s += (passed_s - paid_s) * self.speed
+
+
+def held_first(ranked: Iterable[SimJob]) -> list[SimJob]:
+    """The same order behind the jobs that nobody may stop: others have the GPUs that these leave."""
+    return sorted(ranked, key=lambda job: not job.is_held)
 
 
 class Run(NamedTuple):
@@ -190,8 +201,9 @@ class World:
             self._pair(job, partner)
 
     def stop(self, job: SimJob) -> None:
-        """Stop a running job; it waits again with its work kept."""
+        """Stop a running job; it waits again with its work kept. AssertionError: it does not run, or is fixed."""
         assert job.placement is not None, f"job {job.id} does not run"
+        assert job.preemptible, f"job {job.id} may not be stopped"
         job.advance(self.now_s)
         self._leave(job)
         job.stopped_s = self.now_s

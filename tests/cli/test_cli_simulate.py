@@ -45,6 +45,8 @@ def test_table_names_the_bound_the_load_and_what_was_left_out(tmp_path: Path) ->
     assert [line.split()[0] for line in lines[:3]] == ["POLICY", "sjf", "fifo"]
     assert "3 jobs of mine on 1 x A100" in done.stdout
     assert "No schedule has a mean JCT below" in done.stdout
+    assert "JCT: from submission to completion" in done.stdout
+    assert "IMPACT FACTOR: sum of shortest run times" in done.stdout
     assert "1 jobs fit on no set" in done.stdout
     assert "1 rows with a duration_s that is no number" in done.stdout
     assert picture.read_text().count("<svg") == 3
@@ -54,6 +56,10 @@ def test_table_names_the_bound_the_load_and_what_was_left_out(tmp_path: Path) ->
     ("words", "said"),
     [
         (("--load", "many"), "--load many"),
+        (("--preemptible", "2"), "--preemptible 2 is not a number from 0 to 1"),
+        (("--preemptible", "nan"), "--preemptible nan"),
+        (("--preemptible", "0.5", "--fixed"), "--fixed says"),
+        (("--policy", "srsf", "--preemptible", "0"), "srsf stops running jobs"),
         (("--gpus", "V100"), "TYPE:COUNT"),
         (("--policy", "magic"), "There is no policy 'magic'"),
         (("--policy", ","), "names no policy"),
@@ -68,7 +74,7 @@ def test_table_names_the_bound_the_load_and_what_was_left_out(tmp_path: Path) ->
 def test_mistakes_get_a_sentence_and_a_way_out(words: tuple[str, ...], said: str) -> None:
     """What is wrong, and on a second line what would do."""
     done = simulate(*words)
-    assert done.returncode in (1, 2)
+    assert done.returncode == 2
     assert done.stdout == ""
     assert said in done.stderr.splitlines()[0]
     assert len(done.stderr.splitlines()) == 2

@@ -9,7 +9,7 @@ from gpuq.cli import output
 from gpuq.cli import simulation_options as typed
 from gpuq.cli.options import JSON, Argument, Command, Option, Values
 from gpuq.cli.simulation_inputs import trace_and_gpus
-from gpuq.errors import UserError
+from gpuq.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from gpuq.sim.experiment import Outcome, Setting
@@ -23,12 +23,14 @@ def simulate(values: Values) -> int:
     from gpuq.sim.experiment import simulate as run
     from gpuq.sim.policies.registry import find_policy
 
-    names = typed.names(values.text("policy") or (_FIXED_POLICIES if values.flag("fixed") else _POLICIES))
-    setting = _setting(values)
+    preemptible = typed.preemptible(values)
+    names = typed.names(values.text("policy") or (_FIXED_POLICIES if preemptible == 0 else _POLICIES))
     for name in names:
         entry = find_policy(name)
-        if entry.stops_jobs and entry.make_fixed is None and values.flag("fixed"):
-            raise UserError(f"{name} stops running jobs, and --fixed forbids it.", "Leave it out of --policy.")
+        if entry.stops_jobs and entry.make_fixed is None and preemptible == 0:
+            option = "--fixed" if values.flag("fixed") else "--preemptible 0"
+            raise UsageError(f"{name} stops running jobs, and {option} forbids it.", "Leave it out of --policy.")
+    setting = _setting(values)
     seeds = typed.number(values, "seeds", 1000, default=1)
     restart_s = typed.restart_s(values)
     predictions = typed.predictions(values)
@@ -38,7 +40,7 @@ def simulate(values: Values) -> int:
             progress = _Progress(f"{name}, seed {seed}", len(setting.trace.jobs))
             outcome = run(
                 setting, name, seed, predictions, restart_s,
-                keep_runs=bool(values.text("plot")) and seed == 0, fixed=values.flag("fixed"),
+                keep_runs=bool(values.text("plot")) and seed == 0, preemptible=preemptible,
                 energy=values.flag("energy"),
                 on_progress=progress.show,
             )  # fmt: skip
@@ -49,7 +51,7 @@ def simulate(values: Values) -> int:
     if values.flag("json"):
         output.write_json({"schema": 1, "rows": [outcome.row._asdict() for outcome in outcomes]})
     else:
-        output.write_lines(_lines(setting, outcomes, predictions))
+        output.write_lines(_lines(setting, outcomes, predictions, preemptible))
     return 0
 
 
@@ -98,15 +100,16 @@ def _draw(path: str, setting: Setting, outcomes: list[Outcome]) -> None:
         raise UserError(f"The picture {path} cannot be written: {error.strerror}.", "Give another --plot.") from None
 
 
-def _lines(setting: Setting, outcomes: list[Outcome], predictions: str) -> list[str]:
+def _lines(setting: Setting, outcomes: list[Outcome], predictions: str, preemptible: float | None) -> list[str]:
     from gpuq.cli.render.simulation import lines
 
-    return lines(setting, [outcome.row for outcome in outcomes], output.coloured(), predictions)
+    return lines(setting, [outcome.row for outcome in outcomes], output.coloured(), predictions, preemptible)
 
 
 _EPILOG = (
     "Without a trace: a shipped one, small (260 jobs, 8 GPUs); mixed has three GPU types. A trace is a CSV file with "
-    "the columns submit_s, duration_s and gpus, and model and batch_size where speeds differ; or what Slurm writes "
+    "the columns submit_s, duration_s and gpus, model and batch_size where speeds differ, and preemptible (1 or 0: it "
+    "may be stopped once it runs) where that differs; or what Slurm writes "
     "with sacct -aP -o JobIDRaw,Submit,Start,End,ElapsedRaw,AllocTRES,User,JobName,State,Timelimit."
 )
 _OPTIONS: tuple[Any, ...] = (
@@ -118,6 +121,9 @@ _OPTIONS: tuple[Any, ...] = (
     Option(("--seeds",), "How many draws of prediction errors.", "N"),
     Option(("--predictions",), "helios: with published errors (default); learnt from ended jobs; perfect.", "KIND"),
     Option(("--fixed",), f"Nothing may be stopped; then {_FIXED_POLICIES} unless told."),
+    Option(
+        ("--preemptible",), "Share of the jobs that may be stopped, drawn by the seed; else as the trace says.", "SHARE"
+    ),
     Option(("--restart",), "What a stopped job loses when it runs again; 60s unless told.", "TIME"),
     Option(("--speeds",), "Throughput table; Gavel's measurements unless told.", "FILE", completes="files"),
     Option(("--sharing",), "Two jobs may share GPUs; lucid does so."),

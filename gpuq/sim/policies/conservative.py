@@ -37,17 +37,20 @@ class Timetable:
     def __init__(self, cluster: Cluster, now_s: float) -> None:
         self._starts_s = [now_s]
         self._free = [list(cluster.node_gpus)]
+        self._room: list[list[tuple[int, int]] | None] = [None]  # per segment, see _room_at; None: to be counted
         self._scratch = Board(cluster)
+        self._most = [max(cluster.node_gpus[node] for node in nodes) for nodes in self._scratch.by_type]
 
     def advance(self, now_s: float) -> None:
         """Forget what lies before now, and join segments that are alike."""
         first = bisect_right(self._starts_s, now_s) - 1
-        starts_s, all_free = [now_s], [self._free[first]]
-        for start_s, free in zip(self._starts_s[first + 1 :], self._free[first + 1 :], strict=True):
-            if free != all_free[-1]:
-                starts_s.append(start_s)
-                all_free.append(free)
-        self._starts_s, self._free = starts_s, all_free
+        starts_s, all_free, room = [now_s], [self._free[first]], [self._room[first]]
+        for at in range(first + 1, len(self._starts_s)):
+            if self._free[at] != all_free[-1]:
+                starts_s.append(self._starts_s[at])
+                all_free.append(self._free[at])
+                room.append(self._room[at])
+        self._starts_s, self._free, self._room = starts_s, all_free, room
 
     def take(self, slot: Slot, sign: int = -1) -> None:
         """These GPUs are no longer free in the slot; sign 1 gives them back."""
@@ -55,6 +58,7 @@ class Timetable:
         for free in self._free[first:last]:
             for node, count in slot.placement:
                 free[node] += sign * count
+        self._room[first:last] = [None] * (last - first)
 
     def has_room_now(self) -> bool:
         """Whether any GPU is free in the first segment."""
@@ -65,29 +69,43 @@ class Timetable:
         for at, start_s in enumerate(self._starts_s):
             if start_s >= before_s:
                 return None
-            if sum(self._free[at]) < gpus:
-                continue
+            room = self._room[at] or self._room_at(at)
             for type_, long_s in run_s.items():
+                most, total = room[type_]
+                if total < gpus or (most < gpus <= self._most[type_]):
+                    continue
                 placement = self._fits(at, gpus, type_, start_s + long_s)
                 if placement is not None:
                     return Slot(start_s, start_s + long_s, placement)
         return None
 
+    def _room_at(self, at: int) -> list[tuple[int, int]]:
+        """Of each GPU type the most that are free on one node in this segment, and on all."""
+        free, by_type = self._free[at], self._scratch.by_type
+        found = [(max(of_type), sum(of_type)) for of_type in ([free[node] for node in nodes] for nodes in by_type)]
+        self._room[at] = found
+        return found
+
     def _fits(self, at: int, gpus: int, type_: int, end_s: float) -> Placement | None:
         """A place that is free from segment `at` to `end_s`."""
-        free = self._free[at]
-        if self._find(free, gpus, type_) is None:
+        nodes = self._scratch.by_type[type_]
+        free = [self._free[at][node] for node in nodes]
+        on_one_node = gpus <= self._most[type_]
+        if not on_one_node and self._find(free, gpus, type_) is None:
             return None
         for later in self._free[at + 1 : bisect_right(self._starts_s, end_s - 1e-9)]:
-            free = list(map(min, free, later))
-            if sum(free) < gpus:
+            free = [here if here < later[node] else later[node] for here, node in zip(free, nodes, strict=True)]
+            # GPUs only become fewer from here to the end of the slot: what does not fit now never will.
+            if (max(free) if on_one_node else sum(free)) < gpus:
                 return None
         return self._find(free, gpus, type_)
 
     def _find(self, free: list[int], gpus: int, type_: int) -> Placement | None:
+        """A place on nodes of the type, of which these GPUs are free."""
         board = self._scratch
-        board.free = free
-        board.left[type_] = sum(free[node] for node in board.by_type[type_])
+        for node, count in zip(board.by_type[type_], free, strict=True):
+            board.free[node] = count
+        board.left[type_] = sum(free)
         return board.find(gpus, type_)
 
     def _cut(self, time_s: float) -> int:
@@ -99,6 +117,7 @@ class Timetable:
             return at
         self._starts_s.insert(at, time_s)
         self._free.insert(at, self._free[at - 1].copy())
+        self._room.insert(at, self._room[at - 1])
         return at
 
 
@@ -110,6 +129,7 @@ class Conservative:
         self._estimate_s = estimate_s
         self._depth = depth
         self._timetable: Timetable | None = None
+        self._run_s: dict[int, dict[int, float]] = {}  # of each job on each of its GPU types, by the estimate
         self._runs: dict[int, Slot] = {}  # of running jobs
         self._reserved: dict[int, Slot] = {}  # of waiting jobs, in order of submission
 
@@ -186,6 +206,9 @@ class Conservative:
         return [pair for _, pair in zip(range(room), without, strict=False)]
 
     def _find(self, table: Timetable, job: SimJob, before_s: float) -> Slot | None:
-        estimate_s = self._estimate_s(job)
-        run_s = {type_: estimate_s / job.speeds[type_] for type_ in types_by_speed(job)}
+        run_s = self._run_s.get(job.order)
+        if run_s is None:
+            estimate_s = self._estimate_s(job)
+            run_s = {type_: estimate_s / job.speeds[type_] for type_ in types_by_speed(job)}
+            self._run_s[job.order] = run_s
         return table.earliest(job.gpus, run_s, before_s)

@@ -6,7 +6,8 @@
 
 x_jk is the share of time of job j on type k and T_j(x) the progress it makes by it. Every 360 s each type takes jobs by
 x_jk / (fraction of its time that j has spent there), passing over what does not fit; GPUs then still free take whoever
-waits. Between rounds free GPUs take waiting jobs, and nobody is stopped.
+waits. Between rounds free GPUs take waiting jobs, and nobody is stopped. A running job that may not be stopped gets its
+GPUs in every round before the shares are looked at, and its time counts as received.
 
 One thing to know: shares are found anew only when the set of jobs has changed. Jobs of equal size and speeds share one
 row of the program; for the makespan their work left, rounded to 5%, must be equal too.
@@ -140,7 +141,8 @@ class Gavel:
                     priority = share / max(received_s[type_] / since_s, _LEAST_FRACTION)
                     ranked.append((-priority, job.type != type_ or job.placement is None, job.order, type_, job))
         ranked.sort()
-        return [(job, type_) for _, _, _, type_, job in ranked]
+        held = [(job, job.type) for job in active if job.is_held]
+        return [*held, *((job, type_) for _, _, _, type_, job in ranked)]
 
 
 def run_wishes(world: World, wishes: Sequence[Wish]) -> None:

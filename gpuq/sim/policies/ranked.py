@@ -6,7 +6,8 @@
                first and then first come inside
 
 One thing to know: a job is stopped only when one of better rank finds no other room, the worst by rank first; one that
-stays among the chosen keeps its GPUs unless a chosen job cannot be placed otherwise.
+stays among the chosen keeps its GPUs unless a chosen job cannot be placed otherwise. A running job that may not be
+stopped is chosen before all others, where it is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from math import inf
 from typing import Final
 
 from gpuq.sim.cluster import Board, Placement
-from gpuq.sim.world import SimJob, World
+from gpuq.sim.world import SimJob, World, held_first
 
 Rank = Callable[[SimJob], float]  # less is better
 SLOWEST_SHARE: Final = 1 / 3  # of a job's best speed: slower GPUs are refused
@@ -63,7 +64,7 @@ def let_run(world: World, ranked: Iterable[SimJob]) -> None:
     """Run the first jobs in this order as far as GPUs go; those that run and are not among them are stopped."""
     if not world.waiting:
         return
-    ranked = list(ranked)
+    ranked = held_first(ranked)
     chosen, trial = _choose(world, ranked)
     board = Board(world.cluster)
     for job in chosen:

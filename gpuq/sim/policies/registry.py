@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from gpuq.core.greedy import Greedy
 from gpuq.core.plan import Planner
-from gpuq.errors import UserError
+from gpuq.errors import UsageError
 from gpuq.sim.policies.backfill import Easy
 from gpuq.sim.policies.conservative import Conservative
 from gpuq.sim.policies.gavel import Gavel, least_makespan, max_min, shortest_first
@@ -105,8 +105,8 @@ def _solver() -> Planner:
 
 
 def find_policy(name: str) -> Entry:
-    """The policy of this name. Raises UserError naming those there are."""
+    """The policy of this name. Raises UsageError naming those there are."""
     entry = POLICIES.get(name)
     if entry is None:
-        raise UserError(f"There is no policy '{name}'.", f"Choose from {', '.join(POLICIES)}.")
+        raise UsageError(f"There is no policy '{name}'.", f"Choose from {', '.join(POLICIES)}.")
     return entry

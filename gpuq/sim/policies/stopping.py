@@ -10,6 +10,8 @@ served in the order in which they exceed them, each on the type where it does by
 Where GPUs may be shared, a waiting job joins a running one of as many GPUs when what it does there is worth more than
 what its host loses. It moves to GPUs of its own when its turn comes.
 
+A running job that may not be stopped keeps its GPUs; the prices are those of the GPUs that such jobs leave.
+
 One thing to know: a running job bids more for the type it is on than its work says, and less for another, so that
 nobody is stopped or moved for next to nothing.
 """
@@ -23,7 +25,7 @@ from gpuq.core.market import Bid, clearing_prices, preferred_types, urgency
 from gpuq.learn.calibration import Calibration
 from gpuq.learn.interference import prior_speed
 from gpuq.sim.cluster import Board, Placement
-from gpuq.sim.world import SimJob, World
+from gpuq.sim.world import SimJob, World, held_first
 
 AGE_S: Final = 330 * 3600.0
 AGE_POWER: Final = 3.0
@@ -56,10 +58,11 @@ class Stopping:
             job.advance(world.now_s)
         active = [*world.running.values(), *world.waiting.values()]
         bids = {job.order: self._bid(job, world.now_s) for job in active}
-        capacity = [world.cluster.gpus_of(type_) for type_ in range(len(world.cluster.types))]
         prices = [1.0]
-        if len(capacity) > 1:
-            prices = self._prices = clearing_prices(list(bids.values()), capacity, self._prices)
+        if len(world.cluster.types) > 1:
+            for_sale = _left_by_held(world)
+            bidding = [bids[job.order] for job in active if not job.is_held]
+            prices = self._prices = clearing_prices(bidding, for_sale, self._prices)
         active.sort(key=lambda job: (-urgency(bids[job.order], prices), job.order))
         serve(world, active, {order: preferred_types(bid, prices) for order, bid in bids.items()})
         if world.sharing:
@@ -82,13 +85,29 @@ class Stopping:
         )
 
 
+def _left_by_held(world: World) -> list[int]:
+    """GPUs of each type that no job holds for good."""
+    left = [world.cluster.gpus_of(type_) for type_ in range(len(world.cluster.types))]
+    for job in world.running.values():
+        if job.is_held and not _is_counted_with_partner(job):
+            left[job.type] -= job.gpus
+    return left
+
+
+def _is_counted_with_partner(job: SimJob) -> bool:
+    """Of two jobs that may not be stopped and share GPUs, the later one: the GPUs are counted once."""
+    return job.partner is not None and job.partner.is_held and job.partner.order < job.order
+
+
 def serve(world: World, ranked: list[SimJob], types: dict[int, list[int]]) -> None:
     """Run the jobs in this order, each on the first of its types with room; the others are stopped."""
     board = Board(world.cluster)
     trial: dict[int, Placement] = {}
     jobs: list[SimJob] = []
     left = sum(board.left)
-    for job in ranked:
+    for job in held_first(ranked):
+        if job.is_held and _is_counted_with_partner(job):
+            continue
         if job.gpus > left or not _place(board, job, types[job.order], jobs, trial):
             continue
         jobs.append(job)
@@ -137,7 +156,7 @@ def _place(
     board: Board, job: SimJob, types: list[int], jobs: list[SimJob], trial: dict[int, Placement]
 ) -> bool:
     """Find room for the job on the first of its types that has it, if need be by moving the others together."""
-    for type_ in types:
+    for type_ in (job.type,) if job.is_held else types:
         if job.placement is not None and job.type == type_ and board.fits(job.placement):
             placement: Placement | None = job.placement
         else:
@@ -152,12 +171,17 @@ def _place(
 
 
 def _repack(board: Board, job: SimJob, type_: int, jobs: list[SimJob], trial: dict[int, Placement]) -> bool:
-    """Place all jobs of the type anew, the largest first, so that the GPUs left over lie together."""
+    """Place the jobs of the type anew, the largest first, so that the GPUs left over lie together; held ones stay."""
     node_types = board.cluster.node_types
     there = [each for each in jobs if node_types[trial[each.order][0][0]] == type_]
     fresh = Board(board.cluster)
     places: dict[int, Placement] = {}
-    for each in sorted((*there, job), key=lambda each: (-each.gpus, each.order)):
+    for each in there:
+        if each.is_held:
+            places[each.order] = trial[each.order]
+            fresh.take(trial[each.order])
+    movable = [each for each in (*there, job) if each.order not in places]
+    for each in sorted(movable, key=lambda each: (-each.gpus, each.order)):
         found = fresh.find(each.gpus, type_)
         if found is None:
             return False
