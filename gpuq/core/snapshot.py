@@ -64,16 +64,16 @@ def to_bytes(state: ClusterState) -> bytes:
         strays={id_: _StrayRow(node=s.node, job=s.job, gpus=s.gpus) for id_, s in state.strays.items()},
         given_up=state.given_up,
         keys=state.keys,
-        history=tuple((user, name, runs) for (user, name), runs in state.history.items()),
+        history=tuple((user, name, runs) for (user, name), runs in state.memory.history.items()),
         ended=tuple(state.ended),
         next_id=state.next_id,
         next_order=state.next_order,
         settings=state.settings,
         setting_changes=state.setting_changes,
         usage=state.usage,
-        type_runs=tuple((user, name, by_type) for (user, name), by_type in state.type_runs.items()),
-        commands=tuple((user, command, runs) for (user, command), runs in state.commands.items()),
-        general=state.general,
+        type_runs=tuple((user, name, by_type) for (user, name), by_type in state.memory.type_runs.items()),
+        commands=tuple((user, command, runs) for (user, command), runs in state.memory.commands.items()),
+        general=state.memory.general,
     )
     return _encoder.encode(document)
 
@@ -85,11 +85,12 @@ def from_bytes(data: bytes) -> ClusterState:
     state.nodes = document.nodes
     state.given_up = document.given_up
     state.keys = document.keys
-    state.history = {(user, name): runs for user, name, runs in document.history}
+    memory = state.memory
+    memory.history = {(user, name): runs for user, name, runs in document.history}
     for user, name, by_type in document.type_runs:
-        state.set_type_runs((user, name), by_type)
-    state.commands = {(user, command): runs for user, command, runs in document.commands}
-    state.general = document.general
+        memory.set_type_runs((user, name), by_type)
+    memory.commands = {(user, command): runs for user, command, runs in document.commands}
+    memory.general = document.general
     state.next_id, state.next_order = document.next_id, document.next_order
     state.settings = document.settings
     state.setting_changes = document.setting_changes

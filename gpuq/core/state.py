@@ -1,4 +1,4 @@
-"""The state of the cluster: records, and the indexes that follow from them. Imports model, speeds, states.
+"""The state of the cluster: records, and the indexes that follow from them. Imports memory, model, states.
 
 core.apply is the only module that changes it; decisions are made in core.decide. `check_invariants` computes
 every index anew from the records and raises when the two differ, or when a GPU has two owners.
@@ -9,35 +9,25 @@ so they are kept in one queue, and a queue of ten thousand equal jobs costs the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
-from hashlib import blake2b
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from gpuq.core.dependencies import Verdict, parents, singleton_key, verdict
+from gpuq.core.memory import Memory, fingerprint, longer
 from gpuq.core.model import (
     AttemptId,
-    BlobId,
     Change,
     GpuUuid,
     Job,
     JobId,
-    JobSpec,
     Node,
     NodeName,
     Resources,
     Setting,
 )
-from gpuq.core.speeds import Runs, speed_factors
 from gpuq.core.states import JobState as S
 from gpuq.errors import InvariantBroken
-
-HISTORY_NAMES = 10_000  # names whose run times are kept
-HISTORY_LENGTH = 20  # run times kept per (user, name) and per (user, command)
-COMMAND_RUNS = 3  # from which a command has a history of its own, beside that of its name
-GENERAL_USERS = 1_000  # users whose latest run times are kept, whatever ran
-GENERAL_LENGTH = 64
-EVERYONE = ""  # the key of all users together
 
 
 class Shape(NamedTuple):
@@ -74,10 +64,7 @@ class ClusterState:
         self.strays: dict[AttemptId, Stray] = {}
         self.given_up: dict[AttemptId, NodeName] = {}  # declared dead; to be ended should they turn up again
         self.keys: dict[str, JobId] = {}
-        self.history: dict[tuple[str, str], tuple[float, ...]] = {}  # (user, name): run times [A100 s]
-        self.commands: dict[tuple[str, str], tuple[float, ...]] = {}  # (user, fingerprint): the same
-        self.general: dict[str, tuple[float, ...]] = {}  # user, or EVERYONE: the same
-        self.type_runs: dict[tuple[str, str], dict[str, Runs]] = {}  # (user, name): by GPU type (core.speeds)
+        self.memory = Memory()  # what ended runs have taught
         self.usage: dict[str, tuple[tuple[int, float], ...]] = {}  # by user: GPU-seconds by quarter day (core.accounts)
         self.settings: dict[str, Setting] = {}  # by key: what people set over gpuq.toml
         self.setting_changes: tuple[Change, ...] = ()  # the newest, oldest first
@@ -94,7 +81,6 @@ class ClusterState:
         self.ended: dict[JobId, None] = {}  # final jobs, in the order they ended
         self.used_cpus: dict[NodeName, int] = {}
         self.used_memory_mib: dict[NodeName, int] = {}
-        self._factors: dict[tuple[str, str], dict[str, float]] = {}  # of type_runs
 
     def members(self, id_: JobId) -> tuple[JobId, ...]:
         """The job ids behind an id: an array's tasks, or the job itself; empty when unknown."""
@@ -109,19 +95,12 @@ class ClusterState:
     def shape_of(self, job: Job) -> Shape:
         """The queue a pending job belongs to."""
         spec, user = job.spec, job.owner.name
-        name = spec.name if (user, spec.name) in self.history else ""
+        name = self.memory.known_name(user, spec.name)
         limited = job.array if spec.array_limit else None
         return Shape(
             user, name, spec.resources, spec.time_limit_s, spec.priority, spec.nice,
-            spec.preemptible, job.not_before_at, limited, spec.deadline_at, self.known_command(user, spec),
+            spec.preemptible, job.not_before_at, limited, spec.deadline_at, self.memory.known_command(user, spec),
         )  # fmt: skip
-
-    def known_command(self, user: str, spec: JobSpec) -> str:
-        """The fingerprint of what a spec runs, if this owner ran it often enough; else ""."""
-        if not self.commands:
-            return ""
-        command = fingerprint(spec)
-        return command if len(self.commands.get((user, command), ())) >= COMMAND_RUNS else ""
 
     def waiting_count(self) -> int:
         """Number of eligible pending jobs."""
@@ -225,65 +204,34 @@ class ClusterState:
 
     def remember_run(self, job: Job, run_s: float) -> None:
         """Keep a completed run time, as it would have been on the reference GPU by what is known of such jobs now."""
-        user = job.owner.name
-        key = (user, job.spec.name)
-        self._remember_type(key, job, run_s * self.attempt_speed(job))
+        memory, user = self.memory, job.owner.name
+        name, command = (user, job.spec.name), (user, fingerprint(job.spec))
+        memory.add_type_run(name, self.attempt_type(job), run_s * self.attempt_speed(job))
         reference_s = run_s * self.job_speed(job)
-        self.set_history(key, (*self.history.get(key, ())[-HISTORY_LENGTH + 1 :], reference_s))
-        command = (user, fingerprint(job.spec))
-        self.set_command(command, (*self.commands.get(command, ())[-HISTORY_LENGTH + 1 :], reference_s))
-        for group in (user, EVERYONE):
-            runs = (*self.general.pop(group, ())[-GENERAL_LENGTH + 1 :], reference_s)
-            if len(self.general) >= GENERAL_USERS:
-                del self.general[next(iter(self.general))]
-            self.general[group] = runs
+        self.set_history(name, longer(memory.history.get(name, ()), reference_s))
+        self.set_command(command, longer(memory.commands.get(command, ()), reference_s))
+        memory.add_general(user, reference_s)
 
-    def _remember_type(self, key: tuple[str, str], job: Job, reference_s: float) -> None:
-        gpu_type = self.attempt_type(job)
-        if gpu_type and reference_s > 0:
-            known = self.type_runs.pop(key, {})
-            if len(self.type_runs) >= HISTORY_NAMES:
-                forgotten = next(iter(self.type_runs))
-                del self.type_runs[forgotten]
-                self._factors.pop(forgotten, None)
-            self.set_type_runs(key, {**known, gpu_type: known.get(gpu_type, Runs()).plus(reference_s)})
-
-    def set_type_runs(self, key: tuple[str, str], by_type: dict[str, Runs]) -> None:
-        """Keep what an owner and name did by GPU type, and the factors that follow."""
-        self.type_runs[key] = by_type
-        self._factors[key] = speed_factors(by_type)
-
-    def set_history(self, key: tuple[str, str], runs: tuple[float, ...]) -> None:
+    def set_history(self, key: tuple[str, str], runs_s: tuple[float, ...]) -> None:
         """Keep the run times of an owner and name; waiting jobs of a name that is new here get queues of their own."""
-        if self.history.pop(key, None) is not None:
-            self.history[key] = runs  # now the last: the name that ran longest ago is the first to be forgotten
-            return
-        forgotten = [next(iter(self.history))] if len(self.history) >= HISTORY_NAMES else []
-        moved = [each for name in (key, *forgotten) for each in self._waiting_named(name)]
-        for each in moved:
-            self._unqueue(each)
-        self.history[key] = runs
-        for name in forgotten:
-            del self.history[name]
-        for each in moved:
-            self._queue(each)
+        with self._moved(each for name in self.memory.names_moved(key) for each in self._waiting_named(name)):
+            self.memory.set_history(key, runs_s)
 
-    def set_command(self, key: tuple[str, str], runs: tuple[float, ...]) -> None:
+    def set_command(self, key: tuple[str, str], runs_s: tuple[float, ...]) -> None:
         """The same for an owner and a fingerprint; waiting jobs get queues of their own from COMMAND_RUNS runs on."""
-        before = self.commands.get(key, ())
-        forgotten = [next(iter(self.commands))] if not before and len(self.commands) >= HISTORY_NAMES else []
-        changed = [each for each in forgotten if len(self.commands[each]) >= COMMAND_RUNS]
-        if (len(before) >= COMMAND_RUNS) != (len(runs) >= COMMAND_RUNS):
-            changed.append(key)
-        moved = [each for command in changed for each in self._waiting_command(command)]
-        for each in moved:
-            self._unqueue(each)
-        self.commands.pop(key, None)
-        self.commands[key] = runs
-        for command in forgotten:
-            del self.commands[command]
-        for each in moved:
-            self._queue(each)
+        moved = self.memory.commands_moved(key, runs_s)
+        with self._moved(each for command in moved for each in self._waiting_command(command)):
+            self.memory.set_command(key, runs_s)
+
+    @contextmanager
+    def _moved(self, jobs: Iterable[Job]) -> Iterator[None]:
+        """Take waiting jobs out of their queues, and back into those they belong to afterwards."""
+        moved = list(jobs)
+        for job in moved:
+            self._unqueue(job)
+        yield
+        for job in moved:
+            self._queue(job)
 
     def _waiting_named(self, key: tuple[str, str]) -> list[Job]:
         """The jobs of this owner and name that are in a queue."""
@@ -309,13 +257,9 @@ class ClusterState:
         node = self.nodes.get(name)
         return next((gpu.type for gpu in node.gpus if gpu.uuid == uuid), "") if node else ""
 
-    def factors(self, user: str, name: str) -> dict[str, float]:
-        """By GPU type, how jobs of this owner and name differ from the speed prior; {} while nothing is known."""
-        return self._factors.get((user, name), {})
-
     def job_speed(self, job: Job) -> float:
         """Speed of the GPUs a job runs on, as learnt for such jobs."""
-        factors = self.factors(job.owner.name, job.spec.name)
+        factors = self.memory.factors(job.owner.name, job.spec.name)
         return self.attempt_speed(job) * (factors.get(self.attempt_type(job), 1.0) if factors else 1.0)
 
     def attempt_speed(self, job: Job) -> float:
@@ -328,17 +272,6 @@ class ClusterState:
         return min((gpu.speed for gpu in node.gpus if gpu.uuid in gpus), default=1.0) if node else 1.0
 
 
-def fingerprint(spec: JobSpec) -> str:
-    """What a spec runs, as a short hash: program and arguments as written, script, and how many GPUs."""
-    return _fingerprint(spec.argv, spec.script, spec.resources.gpus)
-
-
-@lru_cache(maxsize=16_384)
-def _fingerprint(argv: tuple[str, ...], script: BlobId | None, gpus: int) -> str:
-    whole = "\0".join((*argv, "", script or "", str(gpus)))
-    return blake2b(whole.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
-
-
 # --- invariants -----------------------------------------------------------------------------------------
 
 
@@ -348,7 +281,7 @@ def check_invariants(state: ClusterState) -> None:
     fresh = ClusterState()
     fresh.jobs = dict(state.jobs)
     fresh.tasks = state.tasks
-    fresh.history, fresh.commands = state.history, state.commands
+    fresh.memory = state.memory
     for job in sorted(state.jobs.values(), key=lambda job: job.order):
         fresh.index(job)
     for name in ("attempts", "unmet", "children"):

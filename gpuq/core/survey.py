@@ -181,7 +181,7 @@ def _queue(
     members = state.waiting[shape]
     asked = shape.resources
     prediction = predict_shape(state, shape, weights)
-    found = _as_learnt(sites.of(asked), state.factors(shape.user, shape.name))
+    found = _as_learnt(sites.of(asked), state.memory.factors(shape.user, shape.name))
     best_run_s = prediction.on(found[0].speed if found else 1.0)
     since_release_s = inf if shape.not_before_at is None else stamp.wall_s - shape.not_before_at
     # One job more than could start: it keeps its place against smaller ones behind it.

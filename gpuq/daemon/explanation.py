@@ -45,7 +45,7 @@ def why(state: ClusterState, job: Job, problem: Problem, plan: Plan, now: Stamp)
             "highest_s": prediction.highest_s,
             "basis": prediction.basis,
             "informed": prediction.informed,
-            "speed_factors": state.factors(job.owner.name, job.spec.name),
+            "speed_factors": state.memory.factors(job.owner.name, job.spec.name),
         },
         "progress": job.attempt.progress[-1][1] if job.attempt and job.attempt.progress else None,
         "prices": plan.prices,
