@@ -4,6 +4,7 @@
     charge   = run time x (w / (w - c) - 1)               the longer run that would have the same impact without costs
 
 So a planner that compares ends compares end + charge instead, and a cheaper GPU wins when it ends no later than that.
+A placement draws what such jobs have drawn on that type (core.used), and the GPUs' power limit while that is unknown.
 
 One thing to know: a placement whose costs eat up the weight is charged nine run times and no more. A job that only
 dear GPUs can run still runs, behind the others.

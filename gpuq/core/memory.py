@@ -1,4 +1,6 @@
-"""What ended runs have taught: run times by command, name, owner and everyone, and by GPU type. Imports model, speeds.
+"""What ended runs have taught: run times by command, name, owner, everyone and GPU type, and use of GPUs.
+
+Imports model, speeds and used.
 
 Every table is bounded; the entry that was added to longest ago is forgotten first.
 
@@ -12,8 +14,9 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import TypeVar
 
-from gpuq.core.model import BlobId, JobSpec
+from gpuq.core.model import BlobId, JobSpec, Used
 from gpuq.core.speeds import Runs, speed_factors
+from gpuq.core.used import Use
 
 HISTORY_NAMES = 10_000  # names whose run times are kept
 HISTORY_LENGTH = 20  # run times kept per (user, name) and per (user, command)
@@ -35,6 +38,7 @@ class Memory:
         self.commands: dict[Key, tuple[float, ...]] = {}  # by (user, fingerprint)
         self.general: dict[str, tuple[float, ...]] = {}  # by user, or EVERYONE
         self.type_runs: dict[Key, dict[str, Runs]] = {}  # by (user, name): by GPU type (core.speeds)
+        self.uses: dict[Key, Use] = {}  # by (user, name): what they use of a GPU (core.used)
         self._factors: dict[Key, dict[str, float]] = {}  # of type_runs
 
     # --- what is known -------------------------------------------------------------------------------------
@@ -88,6 +92,10 @@ class Memory:
         if gpu_type and reference_s > 0:
             known = self.type_runs.get(key, {})
             self.set_type_runs(key, {**known, gpu_type: known.get(gpu_type, Runs()).plus(reference_s)})
+
+    def add_use(self, key: Key, used: Used, gpu_type: str, limit_w: float | None) -> None:
+        """What one run more used of GPUs of this type; limit_w None: their power limit is not known."""
+        _keep(self.uses, key, self.uses.get(key, Use()).plus(used, gpu_type, limit_w), HISTORY_NAMES)
 
     def add_general(self, user: str, reference_s: float) -> None:
         """One run more of this owner, and of everyone."""

@@ -1,4 +1,4 @@
-"""The state as bytes and back, so that a restart need not replay everything. Imports state, speeds and model.
+"""The state as bytes and back, so that a restart need not replay everything. Imports state, speeds, used and model.
 
 Only records are written; indexes are computed again. Specs are written once, however many tasks share one.
 """
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gpuq.core.model import AttemptId, Change, GpuUuid, Job, JobId, JobSpec, Node, NodeName, Record, Setting
 from gpuq.core.speeds import Runs
 from gpuq.core.state import ClusterState, Stray
+from gpuq.core.used import Use
 
 _NO_SPEC = JobSpec(name="", argv=(), cwd="", environment="")  # type: ignore[arg-type]
 
@@ -39,6 +40,7 @@ class _Snapshot(Record, frozen=True, kw_only=True):
     type_runs: tuple[tuple[str, str, dict[str, Runs]], ...] = ()
     commands: tuple[tuple[str, str, tuple[float, ...]], ...] = ()
     general: dict[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
+    used: tuple[tuple[str, str, Use], ...] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -74,6 +76,7 @@ def to_bytes(state: ClusterState) -> bytes:
         type_runs=tuple((user, name, by_type) for (user, name), by_type in state.memory.type_runs.items()),
         commands=tuple((user, command, runs) for (user, command), runs in state.memory.commands.items()),
         general=state.memory.general,
+        used=tuple((user, name, use) for (user, name), use in state.memory.uses.items()),
     )
     return _encoder.encode(document)
 
@@ -91,6 +94,7 @@ def from_bytes(data: bytes) -> ClusterState:
         memory.set_type_runs((user, name), by_type)
     memory.commands = {(user, command): runs for user, command, runs in document.commands}
     memory.general = document.general
+    memory.uses = {(user, name): use for user, name, use in document.used}
     state.next_id, state.next_order = document.next_id, document.next_order
     state.settings = document.settings
     state.setting_changes = document.setting_changes

@@ -25,6 +25,7 @@ from gpuq.core.model import (
     NodeName,
     Resources,
     Setting,
+    Used,
 )
 from gpuq.core.states import JobState as S
 from gpuq.errors import InvariantBroken
@@ -211,6 +212,15 @@ class ClusterState:
         self.set_history(name, longer(memory.history.get(name, ()), reference_s))
         self.set_command(command, longer(memory.commands.get(command, ()), reference_s))
         memory.add_general(user, reference_s)
+
+    def remember_use(self, job: Job, used: Used) -> None:
+        """Keep what a completed run used of its GPUs."""
+        attempt, gpu_type = job.attempt, self.attempt_type(job)
+        if attempt is None or not gpu_type:
+            return
+        gpus = self.nodes[attempt.node].gpus
+        limit_w = next((gpu.power_limit_w for gpu in gpus if gpu.uuid == attempt.gpus[0]), None)
+        self.memory.add_use((job.owner.name, job.spec.name), used, gpu_type, limit_w)
 
     def set_history(self, key: tuple[str, str], runs_s: tuple[float, ...]) -> None:
         """Keep the run times of an owner and name; waiting jobs of a name that is new here get queues of their own."""

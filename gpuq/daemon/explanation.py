@@ -47,6 +47,7 @@ def why(state: ClusterState, job: Job, problem: Problem, plan: Plan, now: Stamp)
             "informed": prediction.informed,
             "speed_factors": state.memory.factors(job.owner.name, job.spec.name),
         },
+        "expected_use": _expected_use(state, job),
         "progress": job.attempt.progress[-1][1] if job.attempt and job.attempt.progress else None,
         "prices": plan.prices,
         "planned_at": plan.stamp.wall_s,
@@ -67,6 +68,28 @@ def why(state: ClusterState, job: Job, problem: Problem, plan: Plan, now: Stamp)
     elif job.state.holds_gpus:
         found["message"] = f"it is {job.state.value.lower()} on {job.attempt.node if job.attempt else 'a node'}"
     return found
+
+
+def _expected_use(state: ClusterState, job: Job) -> Json | None:
+    """What completed runs of this owner and name used of each GPU, as expected of the next; null without any."""
+    use = state.memory.uses.get((job.owner.name, job.spec.name))
+    if use is None:
+        return None
+    gpus = [gpu for node in state.nodes.values() for gpu in node.gpus]
+    limits_w = {gpu.type: gpu.power_limit_w for gpu in reversed(gpus)}
+    draws = []
+    for gpu_type in sorted({*limits_w, *use.power_w}):
+        power_w = use.expected_power_w(gpu_type, limits_w.get(gpu_type))
+        if power_w is not None:
+            runs = use.power_w[gpu_type].runs if gpu_type in use.power_w else 0
+            draws.append({"type": gpu_type, "power_w": power_w, "runs": runs})
+    return {
+        "utilization": use.expected_utilization(),
+        "utilization_runs": use.utilization.runs,
+        "memory_mib": use.expected_memory_mib(),
+        "memory_runs": len(use.memory_mib),
+        "draws": draws,
+    }
 
 
 def _of_waiting(state: ClusterState, job: Job, problem: Problem, plan: Plan, now: Stamp) -> Json:
@@ -136,6 +159,7 @@ def _options(state: ClusterState, queue: Queue | None, position: int, problem: P
             "impact": queue.impact(
                 position, run_s, problem.weights, costs_of(queue, site, run_s, problem.weights)
             ),
+            "power_w": site.power_w or None,
             "energy_kwh": queue.gpus * site.power_w * run_s / 3.6e6 if site.power_w else None,
         }
         if site.type not in found or option["end_at"] < found[site.type]["end_at"]:
