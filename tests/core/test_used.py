@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from gpuq.core import memory as memory_module
 from gpuq.core import snapshot
 from gpuq.core.costs import costs_of
+from gpuq.core.events import AttemptEnded
 from gpuq.core.impact import Weights
-from gpuq.core.model import Exit, Node, Used
+from gpuq.core.model import AttemptId, Exit, JobId, Node, Used
 from gpuq.core.state import ClusterState
-from gpuq.core.states import JobState
+from gpuq.core.states import JobState, Reason
 from gpuq.core.survey import snapshot as survey_snapshot
 from gpuq.core.used import PEAKS, PRIOR_UTILIZATION, Use
 from tests.builders import cluster, finish, node, place, stamp, submit
@@ -104,6 +106,20 @@ def test_a_restart_forgets_nothing() -> None:
     back = snapshot.from_bytes(snapshot.to_bytes(state))
     assert back.memory.uses == state.memory.uses
     assert list(back.memory.uses) == [("anna", "fit")]
+
+
+def test_an_end_comes_back_from_the_journal_with_what_was_used() -> None:
+    """The event keeps every measure, and one that was written without any is read as not measured."""
+    used = Used(utilization=0.4, power_w=160.0, memory_mib=None, samples=7)
+    ended = AttemptEnded(
+        job=JobId("1"), attempt=AttemptId("a"), state=JobState.COMPLETED, reason=Reason.NONE,
+        exit=Exit(code=0, used=used), ended_at=1.0,
+    )  # fmt: skip
+    written = msgspec.json.encode(ended)
+    assert msgspec.json.decode(written, type=AttemptEnded) == ended
+    plain = msgspec.to_builtins(ended)
+    del plain["exit"]["used"]
+    assert msgspec.convert(plain, AttemptEnded).exit == Exit(code=0)
 
 
 def test_only_completed_runs_teach() -> None:

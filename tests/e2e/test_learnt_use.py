@@ -22,6 +22,9 @@ def test_the_draw_of_ended_jobs_is_expected_of_the_next(new_queue: Callable[...,
         assert (job["used_utilization"], job["used_power_w"], job["used_memory_mib"]) == (0.5, 150.0, 3000.0)
         assert job["used_samples"] >= 1
     assert "150 W" in queue.gpuq("show", ended[0]).text
+    for verb in (("history",), ("status", "--all")):
+        line = queue.gpuq(*verb, "-o", "jobid,usedgpu,draw,usedgpumem").text.splitlines()[-1]
+        assert line.split()[1:4] == ["50%", "150", "W"], line
 
     for again in (False, True):
         if again:
