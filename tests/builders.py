@@ -185,15 +185,18 @@ def finish(
     code: int = 0,
     run_s: float = 60.0,
     to: JobState | None = None,
+    exit_: Exit | None = None,
 ) -> None:
-    """Report that a running job ended with an exit code."""
+    """Report that a running job ended with an exit code, or as `exit_` says."""
     record = job(state, id_)
     assert record.attempt is not None
+    exit_ = exit_ or Exit(code=code, run_s=run_s)
+    code = exit_.code or 0
     end = to or (JobState.COMPLETED if code == 0 else JobState.FAILED)
     reason = Reason.NONE if code == 0 else Reason.NON_ZERO_EXIT_CODE
     ended = AttemptEnded(
         job=record.id, attempt=record.attempt.id, state=end, reason=reason,
-        exit=Exit(code=code, run_s=run_s), ended_at=WALL_S + at,
+        exit=exit_, ended_at=WALL_S + at,
     )  # fmt: skip
     tell(state, ended, at=at)
 

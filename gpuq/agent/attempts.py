@@ -1,7 +1,7 @@
 """The agent's view of all attempts. Owns requests about attempts and the frames that answer them.
 
-May import: children, containment, failpoints, frames, preparation, processes, records, spool, verdict. One thing
-to know: it may be thrown away at any instant; what it keeps in memory are deadlines and the last frames sent.
+May import: children, containment, failpoints, frames, preparation, processes, records, spool, used, verdict. One
+thing to know: it may be thrown away at any instant; in memory are deadlines, the last frames sent and a few samples.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from . import containment, preparation, processes, records, spool, verdict
 from .children import Forker
 from .failpoints import mutant, reach
 from .frames import Frame, note
+from .used import Uses
 from .verdict import Phase, Verdict
 
 SCAN_S = 1.0
@@ -63,6 +64,7 @@ class Attempts:
         self._send = send
         self._entries: Dict[str, _Entry] = {}
         self._scan_at_s = 0.0
+        self.uses = Uses(place.directory)  # of GPUs
 
     # Requests of the daemon
 
@@ -250,10 +252,13 @@ class Attempts:
             spec = spool.read_json(directory, spool.SPEC) or {}
             entry.owner = {"job": spec.get("job"), "gpus": spec.get("gpus") or []}
         frame = {**frame, **entry.owner}
+        if found.phase in (Phase.ENDED, Phase.LOST):
+            frame.update(self.uses.told(attempt))
         entry.sent = frame
         entry.repeat_at_s = now + REPEAT_S
         if frame["phase"] == Phase.ABSENT.value:
             self._entries.pop(attempt)
+            self.uses.forget(attempt)
         return frame
 
     def _swept(self, attempt: str, entry: _Entry, found: Verdict, now: float) -> bool:
@@ -281,6 +286,12 @@ class Attempts:
             return []
         enclosure = verdict.enclosure_of(found.claim or {}, attempt)
         return sorted(item.pid for item in containment.attempt_processes(enclosure, attempt))
+
+    def on_gpus(self) -> Dict[str, List[str]]:
+        """The running attempts, with the UUIDs of their GPUs."""
+        entries = self._entries.items()
+        running = {name: each for name, each in entries if each.sent and each.sent["phase"] == Phase.RUNNING.value}
+        return {name: each.owner.get("gpus") or [] for name, each in running.items()}
 
     # Time
 

@@ -98,6 +98,7 @@ class Agent:
             self._writer.flush()
         _flush_patiently(self._writer)
         if self._parts is not None:
+            self._parts.attempts.uses.save()
             self._parts.forker.close()
             _guarded("control groups", _remove_groups, self._parts)
         return 0
@@ -147,6 +148,8 @@ class Agent:
             self._tell_each(self._woken(parts.place.wake), parts.attempts.refresh)
         if "sampler" in ready:
             for frame in parts.feed.read(parts.attempts.shims):
+                if frame["type"] == "samples":
+                    parts.attempts.uses.take(frame["gpus"], parts.attempts.on_gpus())
                 self._send_if_ready(frame)
 
     def _tell_each(self, attempts: List[str], action: Callable[[str], None]) -> None:

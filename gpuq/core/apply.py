@@ -179,6 +179,8 @@ def _ended(state: ClusterState, event: AttemptEnded, stamp: Stamp) -> list[AnyAc
     attempt = replace(_attempt_of(job, event.attempt), ended_at=event.ended_at, exit=event.exit, unkillable=())
     if event.state is S.COMPLETED and event.exit.run_s is not None:
         state.remember_run(job, event.exit.run_s)
+    if event.state is S.COMPLETED and event.exit.used is not None:
+        state.remember_use(job, event.exit.used)
     ended = replace(
         job,
         state=event.state,

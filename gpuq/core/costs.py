@@ -11,6 +11,7 @@ all f when g > f, and none else; f mod g is the same for g > f, and also counts 
 GPUs as fit have been placed: 8 free GPUs have room for two jobs of 4, 7 for one. A gain counts as 0.
 
 So a planner that compares ends compares end + charge instead, and a cheaper GPU wins when it ends no later than that.
+A placement draws what such jobs have drawn on that type (core.used), and the GPUs' power limit while that is unknown.
 
 One thing to know: what is free is that of the snapshot, before the plan takes anything, so that stranded GPUs do not
 depend on the order of planning; they are charged only where a job starts now. A placement whose costs eat up the weight

@@ -47,7 +47,7 @@ def place(state: ClusterState, request: Place, now: Stamp) -> Found:
     if obstacle is not None:
         return [], [], [f"job {placement.job} was not started: {obstacle.message}"]
     job = state.jobs[placement.job]
-    prediction, factors = predict(state, job), state.factors(job.owner.name, job.spec.name)
+    prediction, factors = predict(state, job), state.memory.factors(job.owner.name, job.spec.name)
     speed = state.speed_of(placement.node, placement.gpus)
     if factors and placement.gpus:
         speed *= factors.get(state.type_of(placement.node, placement.gpus[0]), 1.0)

@@ -1,5 +1,5 @@
-"""How long a job will run, and how long one that runs still needs. Imports model, progress, state, quantiles
-and impact's parameters.
+"""How long a job will run, and how long one that runs still needs. Imports memory, model, progress, state,
+quantiles and impact's parameters.
 
 A run time is predicted from the most specific history that has enough runs: the owner's same command on as many GPUs,
 the owner's jobs of the same name, all of the owner's jobs, everyone's; then from the time limit, then by default.
@@ -16,10 +16,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from gpuq.core.impact import Weights
+from gpuq.core.memory import EVERYONE
 from gpuq.core.model import Job, Record, Stamp
 from gpuq.core.progress import measured_left_s
 from gpuq.core.quantiles import mean_left_s, quantiles
-from gpuq.core.state import EVERYONE, ClusterState, Shape
+from gpuq.core.state import ClusterState, Shape
 from gpuq.units import format_rough_duration
 
 SHORTEST_RUN_S = 1.0  # starting and reporting take about that long, whatever runs
@@ -65,7 +66,7 @@ class Remaining(Record, frozen=True, kw_only=True):
 
 def predict(state: ClusterState, job: Job, weights: Weights | None = None) -> Prediction:
     """The run time of a job by the most specific history, else by its time limit, else by the default."""
-    command = state.known_command(job.owner.name, job.spec)
+    command = state.memory.known_command(job.owner.name, job.spec)
     found = predict_named(state, job.owner.name, job.spec.name, job.spec.time_limit_s, weights, command)
     return going_on(found, job.kept_s, weights or Weights()) if job.kept_s else found
 
@@ -87,14 +88,14 @@ def predict_named(
     """Prediction for a job of this owner, name and known command; limit_s None or 0: no time limit."""
     weights = weights or Weights()
     limit_s = limit_s or None
-    runs = state.commands.get((user, command)) if command else None
+    runs = state.memory.commands.get((user, command)) if command else None
     if runs:
         return _from_history(runs, "of this command", limit_s, weights)
-    runs = state.history.get((user, name))
+    runs = state.memory.history.get((user, name))
     if runs:
         return _from_history(runs, f"of '{name}'", limit_s, weights)
     for group, least in ((user, OWNER_RUNS), (EVERYONE, EVERYONE_RUNS)):
-        runs = state.general.get(group, ())
+        runs = state.memory.general.get(group, ())
         if len(runs) >= least:
             return _from_history(runs, f"of {group or 'everyone'}", limit_s, weights, alike=False)
     if limit_s is not None:

@@ -92,7 +92,7 @@ def room_starts(state: ClusterState, stamp: Stamp, weights: Weights) -> dict[Job
         job, placement = state.jobs[id_], room.placement
         gpu_type = state.type_of(placement.node, placement.gpus[0]) if placement.gpus else ""
         speed = state.speed_of(placement.node, placement.gpus)
-        speed *= state.factors(job.owner.name, job.spec.name).get(gpu_type, 1.0)
+        speed *= state.memory.factors(job.owner.name, job.spec.name).get(gpu_type, 1.0)
         prediction = predict(state, job, weights)
         run_s = prediction.on(speed)
         start_s = max(stamp.steady_s, room.until_steady_s)

@@ -19,7 +19,7 @@ def check_invariants(state: ClusterState) -> None:
     fresh = ClusterState()
     fresh.jobs = dict(state.jobs)
     fresh.tasks, fresh.rooms = state.tasks, state.rooms
-    fresh.history, fresh.commands = state.history, state.commands
+    fresh.memory = state.memory
     for job in sorted(state.jobs.values(), key=lambda job: job.order):
         fresh.index(job)
     for name in ("attempts", "unmet", "children"):

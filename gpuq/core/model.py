@@ -128,6 +128,15 @@ class JobSpec(Record, frozen=True, kw_only=True):
     comment: str | None = None
 
 
+class Used(Record, frozen=True, kw_only=True):
+    """What an attempt used of its GPUs, by the samples of its node. None: not measured (never taken for 0)."""
+
+    utilization: float | None = None  # mean over time and GPUs, 0 to 1
+    power_w: float | None = None  # mean draw of one GPU
+    memory_mib: float | None = None  # the most that one of the GPUs ever held
+    samples: int = 0
+
+
 class Exit(Record, frozen=True, kw_only=True):
     """How an attempt ended, by the kernel's word. All None: nobody saw it (never taken for 0)."""
 
@@ -139,6 +148,7 @@ class Exit(Record, frozen=True, kw_only=True):
     max_rss_mib: float | None = None
     log_bytes: int | None = None
     log_dropped_bytes: int = 0
+    used: Used | None = None  # None: it held no GPUs, or no sample was taken
 
     @property
     def shell_code(self) -> int | None:

@@ -60,7 +60,7 @@ class Site(NamedTuple):
     speed: float  # of the slowest of them
     memory_mib: int  # per GPU
     spans: tuple[tuple[int, ...], ...] = ()  # the slots by machine, when there are several
-    power_w: float = 0.0  # per GPU, its limit; 0: not known
+    power_w: float = 0.0  # per GPU: what such jobs were seen to draw, else its limit; 0: not known
 
 
 class Waiting(NamedTuple):

@@ -1,4 +1,4 @@
-"""The state as bytes and back, so that a restart need not replay everything. Imports state, speeds and model.
+"""The state as bytes and back, so that a restart need not replay everything. Imports state, speeds, used and model.
 
 Only records are written; indexes are computed again. Specs are written once, however many tasks share one.
 """
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gpuq.core.model import AttemptId, Change, GpuUuid, Job, JobId, JobSpec, Node, NodeName, Record, Room, Setting
 from gpuq.core.speeds import Runs
 from gpuq.core.state import ClusterState, Stray
+from gpuq.core.used import Use
 
 _NO_SPEC = JobSpec(name="", argv=(), cwd="", environment="")  # type: ignore[arg-type]
 
@@ -40,6 +41,7 @@ class _Snapshot(Record, frozen=True, kw_only=True):
     commands: tuple[tuple[str, str, tuple[float, ...]], ...] = ()
     general: dict[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
     rooms: dict[JobId, Room] = msgspec.field(default_factory=dict)
+    used: tuple[tuple[str, str, Use], ...] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -65,16 +67,17 @@ def to_bytes(state: ClusterState) -> bytes:
         strays={id_: _StrayRow(node=s.node, job=s.job, gpus=s.gpus) for id_, s in state.strays.items()},
         given_up=state.given_up,
         keys=state.keys,
-        history=tuple((user, name, runs) for (user, name), runs in state.history.items()),
+        history=tuple((user, name, runs) for (user, name), runs in state.memory.history.items()),
         ended=tuple(state.ended),
         next_id=state.next_id,
         next_order=state.next_order,
         settings=state.settings,
         setting_changes=state.setting_changes,
         usage=state.usage,
-        type_runs=tuple((user, name, by_type) for (user, name), by_type in state.type_runs.items()),
-        commands=tuple((user, command, runs) for (user, command), runs in state.commands.items()),
-        general=state.general,
+        type_runs=tuple((user, name, by_type) for (user, name), by_type in state.memory.type_runs.items()),
+        commands=tuple((user, command, runs) for (user, command), runs in state.memory.commands.items()),
+        general=state.memory.general,
+        used=tuple((user, name, use) for (user, name), use in state.memory.uses.items()),
         rooms=state.rooms,
     )
     return _encoder.encode(document)
@@ -87,11 +90,13 @@ def from_bytes(data: bytes) -> ClusterState:
     state.nodes = document.nodes
     state.given_up = document.given_up
     state.keys = document.keys
-    state.history = {(user, name): runs for user, name, runs in document.history}
+    memory = state.memory
+    memory.history = {(user, name): runs for user, name, runs in document.history}
     for user, name, by_type in document.type_runs:
-        state.set_type_runs((user, name), by_type)
-    state.commands = {(user, command): runs for user, command, runs in document.commands}
-    state.general = document.general
+        memory.set_type_runs((user, name), by_type)
+    memory.commands = {(user, command): runs for user, command, runs in document.commands}
+    memory.general = document.general
+    memory.uses = {(user, name): use for user, name, use in document.used}
     state.next_id, state.next_order = document.next_id, document.next_order
     state.settings = document.settings
     state.setting_changes = document.setting_changes

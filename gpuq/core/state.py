@@ -1,4 +1,4 @@
-"""The state of the cluster: records, and the indexes that follow from them. Imports model, speeds, states.
+"""The state of the cluster: records, and the indexes that follow from them. Imports memory, model, states.
 
 core.apply is the only module that changes it; decisions are made in core.decide. core.invariants computes every index
 anew from the records and raises when the two differ, or when a GPU has two owners.
@@ -9,36 +9,27 @@ so they are kept in one queue, and a queue of ten thousand equal jobs costs the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
-from hashlib import blake2b
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from gpuq.core.caps import Caps
 from gpuq.core.dependencies import Verdict, parents, singleton_key, verdict
+from gpuq.core.memory import Memory, fingerprint, longer
 from gpuq.core.model import (
     AttemptId,
-    BlobId,
     Change,
     GpuUuid,
     Job,
     JobId,
-    JobSpec,
     Node,
     NodeName,
     Resources,
     Room,
     Setting,
+    Used,
 )
-from gpuq.core.speeds import Runs, speed_factors
 from gpuq.core.states import JobState as S
-
-HISTORY_NAMES = 10_000  # names whose run times are kept
-HISTORY_LENGTH = 20  # run times kept per (user, name) and per (user, command)
-COMMAND_RUNS = 3  # from which a command has a history of its own, beside that of its name
-GENERAL_USERS = 1_000  # users whose latest run times are kept, whatever ran
-GENERAL_LENGTH = 64
-EVERYONE = ""  # the key of all users together
 
 
 class Shape(NamedTuple):
@@ -76,10 +67,7 @@ class ClusterState:
         self.strays: dict[AttemptId, Stray] = {}
         self.given_up: dict[AttemptId, NodeName] = {}  # declared dead; to be ended should they turn up again
         self.keys: dict[str, JobId] = {}
-        self.history: dict[tuple[str, str], tuple[float, ...]] = {}  # (user, name): run times [A100 s]
-        self.commands: dict[tuple[str, str], tuple[float, ...]] = {}  # (user, fingerprint): the same
-        self.general: dict[str, tuple[float, ...]] = {}  # user, or EVERYONE: the same
-        self.type_runs: dict[tuple[str, str], dict[str, Runs]] = {}  # (user, name): by GPU type (core.speeds)
+        self.memory = Memory()  # what ended runs have taught
         self.rooms: dict[JobId, Room] = {}  # pending jobs for which others were told to end; they are in no queue
         self.usage: dict[str, tuple[tuple[int, float], ...]] = {}  # by user: GPU-seconds by quarter day (core.accounts)
         self.settings: dict[str, Setting] = {}  # by key: what people set over gpuq.toml
@@ -99,7 +87,6 @@ class ClusterState:
         self.used_cpus: dict[NodeName, int] = {}
         self.used_memory_mib: dict[NodeName, int] = {}
         self.used_gpus: dict[str, int] = {}  # by user
-        self._factors: dict[tuple[str, str], dict[str, float]] = {}  # of type_runs
 
     def members(self, id_: JobId) -> tuple[JobId, ...]:
         """The job ids behind an id: an array's tasks, or the job itself; empty when unknown."""
@@ -114,20 +101,13 @@ class ClusterState:
     def shape_of(self, job: Job) -> Shape:
         """The queue a pending job belongs to."""
         spec, user = job.spec, job.owner.name
-        name = spec.name if (user, spec.name) in self.history else ""
+        name = self.memory.known_name(user, spec.name)
         limited = job.array if spec.array_limit else None
         return Shape(
             user, name, spec.resources, spec.time_limit_s, spec.priority, spec.nice,
-            spec.preemptible, job.not_before_at, limited, spec.deadline_at, self.known_command(user, spec),
+            spec.preemptible, job.not_before_at, limited, spec.deadline_at, self.memory.known_command(user, spec),
             job.kept_s,
         )  # fmt: skip
-
-    def known_command(self, user: str, spec: JobSpec) -> str:
-        """The fingerprint of what a spec runs, if this owner ran it often enough; else ""."""
-        if not self.commands:
-            return ""
-        command = fingerprint(spec)
-        return command if len(self.commands.get((user, command), ())) >= COMMAND_RUNS else ""
 
     def waiting_count(self) -> int:
         """Number of eligible pending jobs."""
@@ -242,66 +222,44 @@ class ClusterState:
 
         Of a job that was stopped and went on, the whole counts as one run, but nothing is said of the GPU type.
         """
-        user = job.owner.name
-        key = (user, job.spec.name)
+        memory, user = self.memory, job.owner.name
+        name, command = (user, job.spec.name), (user, fingerprint(job.spec))
         if not job.kept_s:
-            self._remember_type(key, job, run_s * self.attempt_speed(job))
+            memory.add_type_run(name, self.attempt_type(job), run_s * self.attempt_speed(job))
         reference_s = run_s * self.job_speed(job) + job.kept_s
-        self.set_history(key, (*self.history.get(key, ())[-HISTORY_LENGTH + 1 :], reference_s))
-        command = (user, fingerprint(job.spec))
-        self.set_command(command, (*self.commands.get(command, ())[-HISTORY_LENGTH + 1 :], reference_s))
-        for group in (user, EVERYONE):
-            runs = (*self.general.pop(group, ())[-GENERAL_LENGTH + 1 :], reference_s)
-            if len(self.general) >= GENERAL_USERS:
-                del self.general[next(iter(self.general))]
-            self.general[group] = runs
+        self.set_history(name, longer(memory.history.get(name, ()), reference_s))
+        self.set_command(command, longer(memory.commands.get(command, ()), reference_s))
+        memory.add_general(user, reference_s)
 
-    def _remember_type(self, key: tuple[str, str], job: Job, reference_s: float) -> None:
-        gpu_type = self.attempt_type(job)
-        if gpu_type and reference_s > 0:
-            known = self.type_runs.pop(key, {})
-            if len(self.type_runs) >= HISTORY_NAMES:
-                forgotten = next(iter(self.type_runs))
-                del self.type_runs[forgotten]
-                self._factors.pop(forgotten, None)
-            self.set_type_runs(key, {**known, gpu_type: known.get(gpu_type, Runs()).plus(reference_s)})
-
-    def set_type_runs(self, key: tuple[str, str], by_type: dict[str, Runs]) -> None:
-        """Keep what an owner and name did by GPU type, and the factors that follow."""
-        self.type_runs[key] = by_type
-        self._factors[key] = speed_factors(by_type)
-
-    def set_history(self, key: tuple[str, str], runs: tuple[float, ...]) -> None:
-        """Keep the run times of an owner and name; waiting jobs of a name that is new here get queues of their own."""
-        if self.history.pop(key, None) is not None:
-            self.history[key] = runs  # now the last: the name that ran longest ago is the first to be forgotten
+    def remember_use(self, job: Job, used: Used) -> None:
+        """Keep what a completed run used of its GPUs."""
+        attempt, gpu_type = job.attempt, self.attempt_type(job)
+        if attempt is None or not gpu_type:
             return
-        forgotten = [next(iter(self.history))] if len(self.history) >= HISTORY_NAMES else []
-        moved = [each for name in (key, *forgotten) for each in self._waiting_named(name)]
-        for each in moved:
-            self._unqueue(each)
-        self.history[key] = runs
-        for name in forgotten:
-            del self.history[name]
-        for each in moved:
-            self._queue(each)
+        gpus = self.nodes[attempt.node].gpus
+        limit_w = next((gpu.power_limit_w for gpu in gpus if gpu.uuid == attempt.gpus[0]), None)
+        self.memory.add_use((job.owner.name, job.spec.name), used, gpu_type, limit_w)
 
-    def set_command(self, key: tuple[str, str], runs: tuple[float, ...]) -> None:
+    def set_history(self, key: tuple[str, str], runs_s: tuple[float, ...]) -> None:
+        """Keep the run times of an owner and name; waiting jobs of a name that is new here get queues of their own."""
+        with self._moved(each for name in self.memory.names_moved(key) for each in self._waiting_named(name)):
+            self.memory.set_history(key, runs_s)
+
+    def set_command(self, key: tuple[str, str], runs_s: tuple[float, ...]) -> None:
         """The same for an owner and a fingerprint; waiting jobs get queues of their own from COMMAND_RUNS runs on."""
-        before = self.commands.get(key, ())
-        forgotten = [next(iter(self.commands))] if not before and len(self.commands) >= HISTORY_NAMES else []
-        changed = [each for each in forgotten if len(self.commands[each]) >= COMMAND_RUNS]
-        if (len(before) >= COMMAND_RUNS) != (len(runs) >= COMMAND_RUNS):
-            changed.append(key)
-        moved = [each for command in changed for each in self._waiting_command(command)]
-        for each in moved:
-            self._unqueue(each)
-        self.commands.pop(key, None)
-        self.commands[key] = runs
-        for command in forgotten:
-            del self.commands[command]
-        for each in moved:
-            self._queue(each)
+        moved = self.memory.commands_moved(key, runs_s)
+        with self._moved(each for command in moved for each in self._waiting_command(command)):
+            self.memory.set_command(key, runs_s)
+
+    @contextmanager
+    def _moved(self, jobs: Iterable[Job]) -> Iterator[None]:
+        """Take waiting jobs out of their queues, and back into those they belong to afterwards."""
+        moved = list(jobs)
+        for job in moved:
+            self._unqueue(job)
+        yield
+        for job in moved:
+            self._queue(job)
 
     def _waiting_named(self, key: tuple[str, str]) -> list[Job]:
         """The jobs of this owner and name that are in a queue."""
@@ -327,13 +285,9 @@ class ClusterState:
         node = self.nodes.get(name)
         return next((gpu.type for gpu in node.gpus if gpu.uuid == uuid), "") if node else ""
 
-    def factors(self, user: str, name: str) -> dict[str, float]:
-        """By GPU type, how jobs of this owner and name differ from the speed prior; {} while nothing is known."""
-        return self._factors.get((user, name), {})
-
     def job_speed(self, job: Job) -> float:
         """Speed of the GPUs a job runs on, as learnt for such jobs."""
-        factors = self.factors(job.owner.name, job.spec.name)
+        factors = self.memory.factors(job.owner.name, job.spec.name)
         return self.attempt_speed(job) * (factors.get(self.attempt_type(job), 1.0) if factors else 1.0)
 
     def attempt_speed(self, job: Job) -> float:
@@ -344,14 +298,3 @@ class ClusterState:
         """Speed prior of these GPUs of a node together: the slowest of them; 1 without GPUs."""
         node = self.nodes.get(name) if gpus else None
         return min((gpu.speed for gpu in node.gpus if gpu.uuid in gpus), default=1.0) if node else 1.0
-
-
-def fingerprint(spec: JobSpec) -> str:
-    """What a spec runs, as a short hash: program and arguments as written, script, and how many GPUs."""
-    return _fingerprint(spec.argv, spec.script, spec.resources.gpus)
-
-
-@lru_cache(maxsize=16_384)
-def _fingerprint(argv: tuple[str, ...], script: BlobId | None, gpus: int) -> str:
-    whole = "\0".join((*argv, "", script or "", str(gpus)))
-    return blake2b(whole.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()

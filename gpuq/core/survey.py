@@ -1,4 +1,5 @@
-"""The snapshot: reads the state and puts it as a Problem. Imports accounts, estimate, fit, match, problem and state.
+"""The snapshot: reads the state and puts it as a Problem. Imports accounts, estimate, fit, match, problem, state
+and used.
 
 With `stopping` the same is asked as if those attempts had been told to end: they wait in queues of their own.
 
@@ -23,6 +24,7 @@ from gpuq.core.impact import Weights, impact, share_of
 from gpuq.core.model import AttemptId, GpuUuid, Job, JobId, Node, NodeName, Resources, Stamp
 from gpuq.core.problem import ArrayRoom, CapRoom, Machine, Problem, Promise, Queue, Running, Site, Slot, Waiting
 from gpuq.core.state import ClusterState, Shape
+from gpuq.core.used import Use
 
 WINDOW = 256  # waiting jobs that get an estimate
 SOONEST_LATER_S = 0.001  # what is not now is at least that far away, so that no rounding makes it now
@@ -226,7 +228,8 @@ def _queue(
     members = state.waiting[shape]
     asked = shape.resources
     prediction = predict_shape(state, shape, weights)
-    found = _as_learnt(sites.of(asked), state.factors(shape.user, shape.name))
+    found = _as_learnt(sites.of(asked), state.memory.factors(shape.user, shape.name))
+    found = _as_used(found, state.memory.uses.get((shape.user, shape.name)))
     best_run_s = prediction.on(found[0].speed if found else 1.0)
     since_release_s = inf if shape.not_before_at is None else stamp.wall_s - shape.not_before_at
     # One job more than could start: it keeps its place against smaller ones behind it.
@@ -256,7 +259,7 @@ def _stopped_queue(
     shape, user = state.shape_of(stopped), job.owner.name
     mean_ratio = claim_divisors(state, stamp, weights)[user]
     prediction = predict_shape(state, shape, weights)
-    found = _as_learnt(sites.of(shape.resources), state.factors(user, shape.name))
+    found = _as_learnt(sites.of(shape.resources), state.memory.factors(user, shape.name))
     best_run_s = prediction.on(found[0].speed if found else 1.0)
     return Queue(
         shape=shape,
@@ -277,6 +280,13 @@ def _as_learnt(sites: tuple[Site, ...], factors: dict[str, float]) -> tuple[Site
         return sites
     learnt = [site._replace(speed=site.speed * factors.get(site.type, 1.0)) for site in sites]
     return tuple(sorted(learnt, key=lambda site: (-site.speed, site.memory_mib, site.machine)))
+
+
+def _as_used(sites: tuple[Site, ...], use: Use | None) -> tuple[Site, ...]:
+    """The sites with the draw that jobs of this kind have there, where it is known."""
+    if use is None or not use.power_w:
+        return sites
+    return tuple(site._replace(power_w=use.expected_power_w(site.type, site.power_w) or site.power_w) for site in sites)
 
 
 def _waiting(job: Job, stamp: Stamp, since_release_s: float) -> Waiting:

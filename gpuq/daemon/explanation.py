@@ -47,8 +47,9 @@ def why(state: ClusterState, job: Job, problem: Problem, plan: Plan, now: Stamp)
             "highest_s": prediction.highest_s,
             "basis": prediction.basis,
             "informed": prediction.informed,
-            "speed_factors": state.factors(job.owner.name, job.spec.name),
+            "speed_factors": state.memory.factors(job.owner.name, job.spec.name),
         },
+        "expected_use": _expected_use(state, job),
         "progress": job.attempt.progress[-1][1] if job.attempt and job.attempt.progress else None,
         "prices": plan.prices,
         "planned_at": plan.stamp.wall_s,
@@ -86,6 +87,28 @@ def _stopped(job: Job) -> Json | None:
     if not job.evictions:
         return None
     return {"times": job.evictions, "kept_s": job.kept_s, "message": job.message}
+
+
+def _expected_use(state: ClusterState, job: Job) -> Json | None:
+    """What completed runs of this owner and name used of each GPU, as expected of the next; null without any."""
+    use = state.memory.uses.get((job.owner.name, job.spec.name))
+    if use is None:
+        return None
+    gpus = [gpu for node in state.nodes.values() for gpu in node.gpus]
+    limits_w = {gpu.type: gpu.power_limit_w for gpu in reversed(gpus)}
+    draws = []
+    for gpu_type in sorted({*limits_w, *use.power_w}):
+        power_w = use.expected_power_w(gpu_type, limits_w.get(gpu_type))
+        if power_w is not None:
+            runs = use.power_w[gpu_type].runs if gpu_type in use.power_w else 0
+            draws.append({"type": gpu_type, "power_w": power_w, "runs": runs})
+    return {
+        "utilization": use.expected_utilization(),
+        "utilization_runs": use.utilization.runs,
+        "memory_mib": use.expected_memory_mib(),
+        "memory_runs": len(use.memory_mib),
+        "draws": draws,
+    }
 
 
 def _of_waiting(state: ClusterState, job: Job, problem: Problem, plan: Plan, now: Stamp) -> Json:
@@ -159,6 +182,7 @@ def _options(state: ClusterState, queue: Queue | None, position: int, problem: P
             "impact": queue.impact(
                 position, run_s, problem.weights, costs_of(queue, site, run_s, problem.weights, stranded)
             ),
+            "power_w": site.power_w or None,
             "energy_kwh": queue.gpus * site.power_w * run_s / 3.6e6 if site.power_w else None,
             "stranded_gpus": stranded if stranding.counts else None,
         }

@@ -23,6 +23,7 @@ from gpuq.core.model import (
     Node,
     NodeName,
     Reach,
+    Used,
 )
 from gpuq.core.requests import AttemptReport
 from gpuq.hardware.catalogue import relative_speed, short_type
@@ -194,6 +195,20 @@ def same_use(one: Iterable[Gpu], other: Iterable[Gpu]) -> bool:
     return key(one) == key(other)
 
 
+def _used(value: object) -> Used | None:
+    """The `used` object of an ended attempt; None when nothing was measured."""
+    if not isinstance(value, dict):
+        return None
+    utilization, power_w = _real(value.get("utilization")), _real(value.get("power_w"))
+    memory_mib, samples = _real(value.get("memory_mib")), _whole(value.get("samples"))
+    return Used(
+        utilization=utilization if utilization is not None and 0.0 <= utilization <= 1.0 else None,
+        power_w=power_w if power_w is not None and power_w >= 0.0 else None,
+        memory_mib=memory_mib if memory_mib is not None and memory_mib >= 0.0 else None,
+        samples=max(0, samples or 0),
+    )
+
+
 def report_of(node: NodeName, frame: Frame) -> AttemptReport:
     """An `attempt` frame as a request."""
     phase = _text(frame.get("phase")) or ""
@@ -207,6 +222,7 @@ def report_of(node: NodeName, frame: Frame) -> AttemptReport:
         max_rss_mib=_real(frame.get("max_rss_mib")),
         log_bytes=_whole(frame.get("log_bytes")),
         log_dropped_bytes=_whole(frame.get("log_dropped_bytes")) or 0,
+        used=_used(frame.get("used")),
     )
     unkillable = frame.get("unkillable")
     pids = map(_whole, unkillable) if isinstance(unkillable, list) else ()

@@ -99,6 +99,7 @@ def job_full(job: Job, steady_s: float, gpus: dict[str, Gpu], places: launch.Pla
     """Everything about one job."""
     spec, attempt = job.spec, job.attempt
     exit_ = job.exit
+    used = exit_.used if exit_ else None
     stdout, stderr = launch.output_paths(job, places)
     argv = launch.argv_of(job)
     return job_brief(job, steady_s, gpus) | {
@@ -123,6 +124,10 @@ def job_full(job: Job, steady_s: float, gpus: dict[str, Gpu], places: launch.Pla
         "predicted_s": list(attempt.predicted_s) if attempt and attempt.predicted_s else None,
         "run_s": exit_.run_s if exit_ else None,
         "cpu_s": exit_.cpu_s if exit_ else None,
+        "used_utilization": used.utilization if used else None,
+        "used_power_w": used.power_w if used else None,
+        "used_memory_mib": used.memory_mib if used else None,
+        "used_samples": used.samples if used else None,
         "max_rss_mib": exit_.max_rss_mib if exit_ else None,
         "log_bytes": exit_.log_bytes if exit_ else None,
         "log_dropped_bytes": exit_.log_dropped_bytes if exit_ else None,

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuq.core import apply as apply_module
-from gpuq.core import state as state_module
+from gpuq.core import memory as memory_module
 from gpuq.core.apply import apply
 from gpuq.core.events import (
     AnyEvent,
@@ -151,7 +151,7 @@ def test_an_end_frees_the_gpus_and_lets_the_spool_go() -> None:
     check_invariants(state)
     assert (job(state, id_).state, job(state, id_).exit) == (JobState.COMPLETED, Exit(code=0, run_s=60.0))
     assert not state.owners
-    assert state.history == {("anna", "train"): (60.0,)}
+    assert state.memory.history == {("anna", "train"): (60.0,)}
 
 
 def test_run_times_are_kept_as_on_the_reference_gpu() -> None:
@@ -161,14 +161,14 @@ def test_run_times_are_kept_as_on_the_reference_gpu() -> None:
         id_ = submit(state)
         place(state, id_, "attic")
         finish(state, id_, run_s=100.0 + run)
-    kept = state.history[("anna", "train")]
+    kept = state.memory.history[("anna", "train")]
     assert len(kept) == 20
     assert kept[-1] == (100.0 + 24) * 0.5
 
 
 def test_names_without_history_share_a_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a name that has run times gets a queue of its own, and shares again when its run times are forgotten."""
-    monkeypatch.setattr(state_module, "HISTORY_NAMES", 2)
+    monkeypatch.setattr(memory_module, "HISTORY_NAMES", 2)
     state = cluster(node("mill", "A100:8"))
     ids = [submit(state, name=name) for name in ("vit", "bert", "vit", "unet")]
     assert list(map(list, state.waiting.values())) == [ids]
@@ -179,7 +179,7 @@ def test_names_without_history_share_a_queue(monkeypatch: pytest.MonkeyPatch) ->
     state.set_history(("anna", "vit"), (60.0, 61.0))
     state.set_history(("anna", "unet"), (60.0,))
     check_invariants(state)
-    assert list(state.history) == [("anna", "vit"), ("anna", "unet")]
+    assert list(state.memory.history) == [("anna", "vit"), ("anna", "unet")]
     assert sorted(map(list, state.waiting.values())) == sorted([[ids[1]], [ids[0], ids[2]], [ids[3]]])
 
 

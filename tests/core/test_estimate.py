@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from gpuq.core import memory as memory_module
 from gpuq.core import snapshot
-from gpuq.core import state as state_module
 from gpuq.core.estimate import predict, predict_shape, remaining
 from gpuq.core.invariants import check_invariants
+from gpuq.core.memory import fingerprint
 from gpuq.core.model import AttemptId, GpuUuid, NodeName, Placement
 from gpuq.core.requests import Place
-from gpuq.core.state import ClusterState, fingerprint
+from gpuq.core.state import ClusterState
 from tests.builders import cluster, finish, job, node, place, remember, spec, stamp, submit
 from tests.core.machine_step import ask
 
@@ -60,7 +61,7 @@ def test_other_jobs_never_inform() -> None:
 
 def test_a_queue_splits_when_a_command_is_known_and_joins_when_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting jobs of one name share a queue until one of their commands has three runs."""
-    monkeypatch.setattr(state_module, "HISTORY_NAMES", 1)
+    monkeypatch.setattr(memory_module, "HISTORY_NAMES", 1)
     state = cluster(node("mill", "A100:8"))
     remember(state, "vit", 100.0)
     small, large = (submit(state, name="vit", argv=("train", size)) for size in ("small", "large"))
@@ -82,9 +83,9 @@ def test_what_was_learnt_outlives_a_restart() -> None:
     for run in range(3):
         ran(state, 100.0 + run, name="vit")
     back = snapshot.from_bytes(snapshot.to_bytes(state))
-    assert (back.commands, back.general) == (state.commands, state.general)
-    assert list(back.general) == ["anna", ""]
-    assert all(len(runs) == 3 for runs in back.commands.values())
+    assert (back.memory.commands, back.memory.general) == (state.memory.commands, state.memory.general)
+    assert list(back.memory.general) == ["anna", ""]
+    assert all(len(runs) == 3 for runs in back.memory.commands.values())
 
 
 def test_what_remains_is_conditional_on_what_has_passed() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gpuq.core import greedy, snapshot
-from gpuq.core import state as state_module
+from gpuq.core import memory as memory_module
 from gpuq.core.plan import check_plan
 from gpuq.core.speeds import MOST_RUNS, Runs, speed_factors
 from gpuq.core.state import ClusterState
@@ -85,7 +85,7 @@ def test_a_running_job_counts_at_its_learnt_speed() -> None:
     place(state, id_, "attic")
     assert state.job_speed(job(state, id_)) < 0.26
     back = snapshot.from_bytes(snapshot.to_bytes(state))
-    assert back.type_runs == state.type_runs
+    assert back.memory.type_runs == state.memory.type_runs
     assert back.job_speed(job(back, id_)) == state.job_speed(job(state, id_))
 
 
@@ -97,7 +97,7 @@ def test_plans_with_learnt_speeds_are_proved(seed: int) -> None:
     for name in ("vit", "bert", "unet"):
         remember(state, name, *[chance.uniform(50.0, 5000.0)] * 3)
         by_type = {kind: runs(*[chance.uniform(10.0, 9000.0)] * 5) for kind in ("A100", "V100", "T4")}
-        state.set_type_runs(("anna", name), by_type)
+        state.memory.set_type_runs(("anna", name), by_type)
     for _ in range(30):
         submit(state, name=chance.choice(("vit", "bert", "unet", "new")), gpus=chance.choice((1, 1, 2, 4)))
     problem = survey_snapshot(state, stamp())
@@ -108,11 +108,11 @@ def test_plans_with_learnt_speeds_are_proved(seed: int) -> None:
 
 def test_only_so_many_names_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that ran longest ago is forgotten, factors and all."""
-    monkeypatch.setattr(state_module, "HISTORY_NAMES", 1)
+    monkeypatch.setattr(memory_module, "HISTORY_NAMES", 1)
     state = learnt()
-    assert state.factors("anna", "vit")
+    assert state.memory.factors("anna", "vit")
     id_ = submit(state, name="bert")
     place(state, id_, "mill")
     finish(state, id_, run_s=50.0)
-    assert list(state.type_runs) == [("anna", "bert")]
-    assert state.factors("anna", "vit") == {}
+    assert list(state.memory.type_runs) == [("anna", "bert")]
+    assert state.memory.factors("anna", "vit") == {}

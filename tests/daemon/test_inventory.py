@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuq.core.events import GpusChanged, NodeChanged
-from gpuq.core.model import Containment, Gpu, GpuUuid, Health, NodeName, Reach, Stamp
+from gpuq.core.model import Containment, Gpu, GpuUuid, Health, NodeName, Reach, Stamp, Used
 from gpuq.daemon import inventory
 from gpuq.journal.codec import event_rows
 from tests.fakes import FakeAgent, Frame, gpu_record, sample
@@ -231,6 +231,20 @@ def test_an_unknown_exit_code_is_not_0() -> None:
         assert report.exit.code is None
     assert inventory.report_of(MILL, {"type": "attempt", "attempt": "a1", "phase": "lost"}).exit is not None
     assert inventory.report_of(MILL, {"type": "attempt", "attempt": "a1", "phase": "running"}).exit is None
+
+
+def test_what_an_attempt_used() -> None:
+    """Measures come as told; what is missing or out of range is unknown, and nothing told is nothing known."""
+    told = {"utilization": 0.5, "power_w": 210, "memory_mib": 3000, "samples": 7}
+    for fields, found in (
+        (told, Used(utilization=0.5, power_w=210.0, memory_mib=3000.0, samples=7)),
+        ({"utilization": 50, "power_w": -1, "memory_mib": None, "samples": 7}, Used(samples=7)),
+        (None, None),
+        (["x"], None),
+    ):
+        report = inventory.report_of(MILL, FakeAgent().exit_record("a1", exit_code=0, used=fields))
+        assert report.exit is not None
+        assert report.exit.used == found
 
 
 def test_reasons_belong_to_ends() -> None:

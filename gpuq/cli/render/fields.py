@@ -65,6 +65,16 @@ def progress_text(job: Job) -> str:
     return "-" if job.get("progress") is None else f"{100 * job['progress']:.0f}%"
 
 
+def used_gpu_text(job: Job) -> str:
+    """`71%`: mean utilisation of its GPUs, `-` when it was not measured."""
+    return "-" if job.get("used_utilization") is None else f"{100 * job['used_utilization']:.0f}%"
+
+
+def draw_text(job: Job) -> str:
+    """`212 W`: mean draw of one of its GPUs, `-` when it was not measured."""
+    return "-" if job.get("used_power_w") is None else f"{job['used_power_w']:.0f} W"
+
+
 def _plain(key: str) -> Callable[[Job], str]:
     return lambda job: "-" if job.get(key) in (None, "") else str(job[key])
 
@@ -137,6 +147,9 @@ FIELDS: Final[dict[str, Field]] = {
     "dependency": _word("DEPENDENCY", "dependency"),
     "comment": _word("COMMENT", "comment"),
     "attempt": _word("ATTEMPT", "attempt"),
+    "usedgpu": Field("USED_GPU", used_gpu_text, _raw("used_utilization"), ("used_utilization",), True),
+    "usedgpumem": _memory("USED_GPU_MEM", "used_memory_mib"),
+    "draw": Field("DRAW", draw_text, _raw("used_power_w"), ("used_power_w",), True),
     "progress": Field("PROGRESS", progress_text, _raw("progress"), ("progress",), True),
     "impact": _word("IMPACT", "impact", True),
 }  # fmt: skip

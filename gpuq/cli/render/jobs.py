@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from gpuq.cli.render.fields import gpus_text, progress_text, time_text, who_name
+from gpuq.cli.render.fields import draw_text, gpus_text, progress_text, time_text, used_gpu_text, who_name
 from gpuq.cli.render.table import Cell, Column, styled, table
 from gpuq.units import format_clock, format_duration, format_rough_duration
 
@@ -181,7 +181,10 @@ def job_in_full(job: Job, now: float) -> list[str]:
 def _facts(job: Job, now: float) -> list[tuple[str, Any]]:
     asked = f"{gpus_text(job)} GPU" if job.get("gpus_asked") else "none"
     held = ", ".join(f"#{gpu['index']} {gpu['type']} ({gpu['uuid']})" for gpu in job.get("gpus") or ())
-    memory = (("GPU memory", "gpu_memory_mib"), ("memory", "memory_mib"), ("largest memory", "max_rss_mib"))
+    memory = (
+        ("GPU memory", "gpu_memory_mib"), ("memory", "memory_mib"), ("largest memory", "max_rss_mib"),
+        ("largest GPU memory", "used_memory_mib"),
+    )  # fmt: skip
     from gpuq.units import format_bytes, format_mib
 
     facts: list[tuple[str, Any]] = [
@@ -202,7 +205,8 @@ def _facts(job: Job, now: float) -> list[tuple[str, Any]]:
             facts.append((name, f"~{format_clock(job[key], now)} ({away})"))
     dropped = job.get("log_dropped_bytes")
     return [
-        *facts, ("exit code", exit_text(job)), ("CPU time", format_duration(job.get("cpu_s"))),
+        *facts, ("GPU use", used_gpu_text(job)), ("draw per GPU", draw_text(job)),
+        ("exit code", exit_text(job)), ("CPU time", format_duration(job.get("cpu_s"))),
         ("priority", job.get("priority")), ("restarts", job.get("restarts")),
         ("stopped for others", job.get("evictions")), ("attempt", job.get("attempt_number")),
         ("depends on", job.get("dependency")), ("output", job.get("stdout")), ("error output", job.get("stderr")),

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gpuq.cli.render.table import Cell, Column, table
-from gpuq.units import format_clock, format_rough_duration
+from gpuq.units import format_clock, format_mib, format_rough_duration
 
 Why = dict[str, Any]
 
-_MOST: Final = 4  # lines of one kind: with what is left out named, the whole answer stays within 25
+_MOST: Final = 3  # lines of one kind: with what is left out named, the whole answer stays within 25
 
 
 def why_lines(why: Why, now: float, width: int | None = None, colour: bool = False) -> list[str]:
@@ -21,7 +21,8 @@ def why_lines(why: Why, now: float, width: int | None = None, colour: bool = Fal
     name = f' "{why["name"]}"' if why.get("name") else ""
     rows = [
         *_options(why, now), *_planned(why, now), *_stopped(why), *_figures(why), *_weight(why), *_deadline(why, now),
-        *_costs(why), *_prediction(why), *_ahead(why), *_blockers(why, now), *_cannot(why), *_plan(why, now),
+        *_costs(why), *_prediction(why), *_learnt(why), *_ahead(why), *_blockers(why, now), *_cannot(why),
+        *_plan(why, now),
     ]  # fmt: skip
     if why.get("hint"):
         rows.append(("To start sooner", str(why["hint"])))
@@ -156,10 +157,51 @@ def _prediction(why: Why) -> list[tuple[str, str]]:
     if prediction.get("run_s") is None:
         return []
     basis = f", from {prediction['basis']}" if prediction.get("basis") else ""
-    rows = [("Prediction", f"{format_rough_duration(prediction['run_s'])}{basis}")]
+    rows = [("Prediction", f"{format_rough_duration(prediction['run_s'])}{basis}{_bands(prediction)}")]
     if why.get("progress") is not None:
         rows.append(("Progress", f"{100 * why['progress']:.0f}% by its own word, and the rest is measured"))
     return rows
+
+
+def _bands(prediction: Why) -> str:
+    """The spans that hold half and 90% of such runs, where runs tell them."""
+    lowest, highest = prediction.get("lowest_s"), prediction.get("highest_s")
+    if not lowest or highest is None:
+        return ""
+    half, most = (
+        f"{format_rough_duration(low)} to {format_rough_duration(high)}"
+        for low, high in ((prediction["low_s"], prediction["high_s"]), (lowest, highest))
+    )
+    guess = "" if prediction.get("informed") else "; too few or too scattered to let a GPU wait for it"
+    return f" (half of them {half}, 90% {most}{guess})"
+
+
+def _learnt(why: Why) -> list[tuple[str, str]]:
+    """Speeds by GPU type, utilisation, memory and draw, as earlier runs of this owner and name had them."""
+    rows = []
+    factors = (why.get("prediction") or {}).get("speed_factors") or {}
+    if factors:
+        shown = ", ".join(f"{kind} x {factor:.2f}" for kind, factor in sorted(factors.items()))
+        rows.append(("Speeds learnt", f"{shown} of what the catalogue says"))
+    use = why.get("expected_use") or {}
+    parts = []
+    if use.get("utilization") is not None:
+        parts.append(f"{100 * use['utilization']:.0f}% of each GPU, from {_runs(use['utilization_runs'])}")
+    if use.get("memory_mib") is not None:
+        runs = use["memory_runs"]
+        parts.append(f"{format_mib(use['memory_mib'])} of its memory, the most of {_runs(runs)}")
+    if parts:
+        rows.append(("Expected use", "; ".join(parts)))
+    draws = [
+        f"{each['power_w']:.0f} W on {each['type']} ({_runs(each['runs']) if each['runs'] else 'by other types'})"
+        for each in use.get("draws") or ()
+    ]
+    left_out = [f"and {len(draws) - _MOST} more types"] if len(draws) > _MOST else []
+    return [*rows, *([("Expected draw", ", ".join([*draws[:_MOST], *left_out]))] if draws else [])]
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
 
 
 def _ahead(why: Why) -> list[tuple[str, str]]:

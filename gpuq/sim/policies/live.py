@@ -16,6 +16,7 @@ from typing import Final
 from gpuq.core import decide, greedy
 from gpuq.core.evictions import find_eviction
 from gpuq.core.impact import Weights
+from gpuq.core.memory import Memory
 from gpuq.core.model import (
     AttemptId,
     BlobId,
@@ -43,8 +44,8 @@ from gpuq.sim.world import SimJob, World
 PROTECTED_S: Final = 1e-6
 
 
-class _State(ClusterState):
-    """The daemon's state, with the speeds of a trace's jobs in place of learnt ones."""
+class _Memory(Memory):
+    """What the daemon has learnt, with the speeds of a trace's jobs in place of learnt ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +63,8 @@ class Live:
         self.name = name
         self._weights = weights or Weights()
         self._evicts = evicts
-        self._state = _State()
+        self._state = ClusterState()
+        self._memory = self._state.memory = _Memory()
         self._ids: dict[int, JobId] = {}  # by order of submission
         self._orders: dict[JobId, int] = {}
         self._attempts = 0
@@ -103,7 +105,7 @@ class Live:
     def _submit(self, job: SimJob, now: Stamp) -> None:
         name = str(job.order)
         self._state.set_history((job.user, name), (job.estimate_s,) * self._weights.informed_runs)
-        self._state.speeds[name] = dict(zip(self._types, job.speeds, strict=True))
+        self._memory.speeds[name] = dict(zip(self._types, job.speeds, strict=True))
         spec = JobSpec(
             name=name, argv=("job", name), cwd="/", environment=BlobId("none"), resources=Resources(gpus=job.gpus),
             preemptible=self._evicts, min_runtime_s=PROTECTED_S,
