@@ -108,7 +108,7 @@ class Live:
         self._memory.speeds[name] = dict(zip(self._types, job.speeds, strict=True))
         spec = JobSpec(
             name=name, argv=("job", name), cwd="/", environment=BlobId("none"), resources=Resources(gpus=job.gpus),
-            preemptible=self._evicts, min_runtime_s=PROTECTED_S,
+            preemptible=self._evicts and job.preemptible, min_runtime_s=PROTECTED_S,
         )  # fmt: skip
         id_ = JobId(str(self._state.next_id))
         try:
