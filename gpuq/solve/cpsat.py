@@ -89,8 +89,8 @@ class CpSat:
         return replace(best, planner="cp-sat" if best_worth < before else first.planner, solve=record)
 
     def _polished(self, problem: Problem, first: Plan, until_s: float) -> Plan | None:
-        tries = int(self._budget * POLISHING * PLACES_PER_S / len(first.estimates))
-        found = polish(problem, first, POLISHED_JOBS, tries, until_s).plan
+        places = int(self._budget * POLISHING * PLACES_PER_S)
+        found = polish(problem, first, POLISHED_JOBS, places, until_s).plan
         if found is not None:
             check_plan(problem, found)
         return found
