@@ -275,10 +275,11 @@ def _stopped_queue(
 
 
 def _as_learnt(sites: tuple[Site, ...], factors: dict[str, float]) -> tuple[Site, ...]:
-    """The sites with the speeds that jobs of this kind have there, fastest first."""
+    """The sites with the speeds that jobs of this kind have there, fastest first; none where they cannot run."""
     if not factors:
         return sites
-    learnt = [site._replace(speed=site.speed * factors.get(site.type, 1.0)) for site in sites]
+    known = [(site, factors.get(site.type, 1.0)) for site in sites]
+    learnt = [site._replace(speed=site.speed * factor) for site, factor in known if factor > 0.0]
     return tuple(sorted(learnt, key=lambda site: (-site.speed, site.memory_mib, site.machine)))
 
 
