@@ -119,7 +119,7 @@ def going_on(prediction: Prediction, kept_s: float, weights: Weights) -> Predict
         left_s = whole_s - kept_s + weights.restart_s
         return replace(
             prediction, run_s=left_s, low_s=0.0, high_s=left_s, lowest_s=0.0, highest_s=None, basis=basis,
-            informed=False, runs_s=(),
+            runs_s=(),
         )  # fmt: skip
     found = quantiles(longer_s)
     return replace(
@@ -151,7 +151,8 @@ def _from_history(
 def remaining(state: ClusterState, job: Job, stamp: Stamp, weights: Weights | None = None) -> Remaining:
     """What an active job still needs: by its own reports, else the mean of what earlier runs needed beyond this point.
 
-    One that outlives all of them, or has none to compare with, gets a longer and longer prediction.
+    One that outlives all of them, or has none to compare with, gets a longer and longer prediction. The former stays
+    informed: it needs the more the longer it has run, so nobody waits for it longer than about twice what that saves.
     """
     weights = weights or Weights()
     attempt = job.attempt
@@ -164,7 +165,7 @@ def remaining(state: ClusterState, job: Job, stamp: Stamp, weights: Weights | No
         left_s = attempt.stop.at + attempt.stop.grace_s - stamp.wall_s
         return Remaining(left_s=min(max(left_s, SHORTEST_RUN_S), attempt.stop.grace_s + SHORTEST_RUN_S), informed=True)
     measured_s = measured_left_s(attempt.progress, since_s, stamp.steady_s)
-    informed = measured_s is not None or (prediction.informed and elapsed_s < prediction.on(speed))
+    informed = measured_s is not None or prediction.informed
     left_s = _expected_left_s(prediction, speed, elapsed_s, weights) if measured_s is None else measured_s
     if prediction.limit_s is not None:
         left_s = min(left_s, max(prediction.limit_s - elapsed_s, job.spec.grace_s))

@@ -23,8 +23,6 @@ from collections.abc import Iterator
 from math import inf
 from typing import Final, NamedTuple
 
-from msgspec.structs import replace
-
 from gpuq.core.accounts import Standing, balance_after, claim_divisors, standings
 from gpuq.core.contract import is_free_time, may_be_stopped
 from gpuq.core.estimate import Remaining, predict, remaining
@@ -125,7 +123,8 @@ class _Claims:
         """What a running job may insist on, reluctance to stop it aside."""
         ratio = priority_ratio(job.spec.priority, job.spec.nice, self._weights)
         licence = ratio / self._divisors[job.owner.name] * (FREE_TIME if is_free_time(job) else 1.0)
-        return Claim(licence, job.spec.resources.gpus * self.left(job).left_s, self._is_known(job))
+        left = self.left(job)
+        return Claim(licence, job.spec.resources.gpus * left.left_s, left.informed)
 
     def of_waiting(self, job: Job, queue: Queue, site: Site) -> Claim:
         """What a waiting job may insist on, its account charged as if it ran."""
@@ -136,11 +135,7 @@ class _Claims:
         ratio = priority_ratio(job.spec.priority, job.spec.nice, self._weights)
         licence = ratio / self._divisors[user] * min(1.0, after / standing.balance)
         licence *= FREE_TIME if is_free_time(job) else 1.0
-        return Claim(licence, queue.gpus * run_s, self._is_known(job))
-
-    def _is_known(self, job: Job) -> bool:
-        """Whether something is known of such jobs, though this one may have outlived it."""
-        return predict(self._state, replace(job, kept_s=0.0), self._weights).informed
+        return Claim(licence, queue.gpus * run_s, queue.prediction.informed)
 
     def may_stop(self, mine: Claim, job: Job) -> bool:
         """Whether a claim is larger than that of a running job, by the factor."""
