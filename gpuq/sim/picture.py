@@ -11,18 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from math import floor, log10
+from math import log10
 from typing import Final
 
 from gpuq.sim.cluster import Cluster
 from gpuq.sim.experiment import Outcome, Setting
 from gpuq.sim.world import Run
+from gpuq.units import format_rough_duration
 
 _WIDTH: Final = 1100
 _LEFT: Final = 110  # for names of nodes
 _COLOURS: Final = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377")
 _LINES: Final = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#555555", "#000000")
-_TICKS: Final = 8
+_MOST_TICKS: Final = 10
+_HOUR_S: Final = 3600.0
+_DAY_S: Final = 86400.0
+_STEPS_S: Final = (
+    60.0, 600.0, 1800.0, _HOUR_S, 2 * _HOUR_S, 6 * _HOUR_S, 12 * _HOUR_S, _DAY_S, 2 * _DAY_S, 5 * _DAY_S, 10 * _DAY_S,
+    20 * _DAY_S, 50 * _DAY_S, 100 * _DAY_S, 365 * _DAY_S,
+)  # fmt: skip
+_MARKS_S: Final = (
+    1.0, 10.0, 60.0, 600.0, _HOUR_S, 6 * _HOUR_S, _DAY_S, 7 * _DAY_S, 30 * _DAY_S, 365 * _DAY_S,
+)  # fmt: skip
 
 
 def page(setting: Setting, outcomes: Sequence[Outcome]) -> str:
@@ -35,10 +45,12 @@ def page(setting: Setting, outcomes: Sequence[Outcome]) -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
         f"<title>gpuq simulate: {title}</title>"
         "<style>body{font:14px sans-serif;margin:2em;color:#222}text{font:11px sans-serif;fill:#444}</style></head>"
-        f"<body><h1>{title}</h1><p>Each row is a GPU, each bar a job on it; colours only tell neighbours apart. "
-        "The axis is the time since the first submission. JCT: from submission to completion. "
+        f"<body><h1>{title}</h1><p>Each row is a GPU, each bar a job on it, white an idle GPU; colours only tell "
+        "neighbours apart, and the pointer on a bar shows which job it is. JCT: from submission to completion. "
         "Impact Factor: shortest run times over JCTs, 1 when nobody waited.</p>"
-        f"{charts}<h2>Share of jobs with at most this JCT (logarithmic axis)</h2>{_distribution(drawn)}</body></html>\n"
+        f"{charts}<h2>How many jobs were done within which time</h2>"
+        "<p>Further up and further left is better. The time axis is logarithmic.</p>"
+        f"{_distribution(drawn)}</body></html>\n"
     )
 
 
@@ -82,32 +94,36 @@ def _chart(cluster: Cluster, outcome: Outcome, until_s: float) -> str:
         width = max((run.end_s - run.start_s) * scale, 0.3)
         parts.append(
             f'<rect x="{_LEFT + run.start_s * scale:.1f}" y="{number * height}" width="{width:.1f}" '
-            f'height="{height - 0.5}" fill="{colour}"><title>job {escape(run.job)}: {_hours(run.start_s)} to '
-            f"{_hours(run.end_s)}</title></rect>"
+            f'height="{height - 0.5}" fill="{colour}"><title>job {escape(run.job)}: '
+            f"{format_rough_duration(run.start_s)} to {format_rough_duration(run.end_s)}</title></rect>"
         )
     bottom = cluster.gpus * height
-    for tick in range(_TICKS + 1):
-        at_s = until_s * tick / _TICKS
-        anchor = "end" if tick == _TICKS else "start"
-        parts.append(
-            f'<text x="{_LEFT + at_s * scale:.0f}" y="{bottom + 14}" text-anchor="{anchor}">{_hours(at_s)}</text>'
-        )
-    mean = _hours(outcome.row.mean_jct_s)
+    step_s = next((each for each in _STEPS_S if until_s / each <= _MOST_TICKS), until_s)
+    for tick in range(int(until_s / step_s) + 1):
+        x = _LEFT + tick * step_s * scale
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}" stroke="#888"/>')
+        parts.append(f'<text x="{x:.0f}" y="{bottom + 16}" text-anchor="middle">{_short(tick * step_s)}</text>')
+    parts.append(f'<text x="{_WIDTH}" y="{bottom + 32}" text-anchor="end">time since the first submission</text>')
+    mean = format_rough_duration(outcome.row.mean_jct_s)
     return (
         f"<h2>{escape(outcome.row.policy)}: mean JCT {mean}, Impact Factor {outcome.row.impact_factor:.2f}</h2>"
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{bottom + 20}">{"".join(parts)}</svg>'
+        f"{_svg(bottom + 38, parts)}"
     )
 
 
 def _distribution(outcomes: Sequence[Outcome]) -> str:
     height, left = 300, 50
-    low = floor(log10(max(1.0, min(outcome.jct_s[0] for outcome in outcomes))))
+    low = log10(max(1.0, min(outcome.jct_s[0] for outcome in outcomes)))
     high = log10(max(outcome.jct_s[-1] for outcome in outcomes) + 10)
     scale = (_WIDTH - left - 160) / (high - low)
     parts = [
-        f'<text x="{left + (power - low) * scale:.0f}" y="{height + 14}">{_hours(10.0**power)}</text>'
-        for power in range(low, int(high) + 1)
+        f'<line x1="{left + (log10(mark_s) - low) * scale:.0f}" x2="{left + (log10(mark_s) - low) * scale:.0f}" y1="0" '
+        f'y2="{height}" stroke="#eee"/><text x="{left + (log10(mark_s) - low) * scale:.0f}" y="{height + 16}" '
+        f'text-anchor="middle">{_short(mark_s)}</text>'
+        for mark_s in _MARKS_S
+        if low <= log10(mark_s) <= high
     ]
+    parts.append(f'<text x="{_WIDTH - 160}" y="{height + 32}" text-anchor="end">from submission to completion</text>')
     parts += [
         f'<text x="0" y="{height - share * height / 100 + 11:.0f}">{share}%</text>'
         f'<line x1="{left}" x2="{_WIDTH - 160}" y1="{height - share * height / 100:.0f}" '
@@ -125,10 +141,20 @@ def _distribution(outcomes: Sequence[Outcome]) -> str:
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         name = escape(outcome.row.policy)
         parts.append(f'<text x="{_WIDTH - 150}" y="{20 + 16 * number}" style="fill:{colour}">{name}</text>')
-    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height + 20}">{"".join(parts)}</svg>'
+    return _svg(height + 38, parts)
 
 
-def _hours(seconds: float) -> str:
-    if seconds < 3600:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 3600:.0f} h" if seconds < 360000 else f"{seconds / 86400:.0f} d"
+def _svg(height: int, parts: list[str]) -> str:
+    """The parts as one drawing, as wide as the window up to its own width."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'style="width:100%;max-width:{_WIDTH}px">{"".join(parts)}</svg>'
+    )
+
+
+def _short(seconds: float) -> str:
+    """A round time in its largest unit."""
+    for unit, unit_s in (("d", _DAY_S), ("h", _HOUR_S), ("min", 60.0)):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds else "0"
