@@ -47,16 +47,13 @@ def place(state: ClusterState, request: Place, now: Stamp) -> Found:
     if obstacle is not None:
         return [], [], [f"job {placement.job} was not started: {obstacle.message}"]
     job = state.jobs[placement.job]
-    prediction, factors = predict(state, job), state.memory.factors(job.owner.name, job.spec.name)
-    speed = state.speed_of(placement.node, placement.gpus)
-    if factors and placement.gpus:
-        speed *= factors.get(state.type_of(placement.node, placement.gpus[0]), 1.0)
+    speed = state.speed_for(job, placement.node, placement.gpus)
     placed = JobPlaced(
         job=placement.job,
         attempt=request.attempt,
         node=placement.node,
         gpus=placement.gpus,
-        predicted_s=prediction.quantiles_on(speed),
+        predicted_s=predict(state, job).quantiles_on(speed),
     )
     return [placed], [], []
 

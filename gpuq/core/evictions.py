@@ -89,10 +89,8 @@ def room_starts(state: ClusterState, stamp: Stamp, weights: Weights) -> dict[Job
     for id_, room in state.rooms.items():
         job, placement = state.jobs[id_], room.placement
         gpu_type = state.type_of(placement.node, placement.gpus[0]) if placement.gpus else ""
-        speed = state.speed_of(placement.node, placement.gpus)
-        speed *= state.memory.factors(job.owner.name, job.spec.name).get(gpu_type, 1.0)
         prediction = predict(state, job, weights)
-        run_s = prediction.on(speed)
+        run_s = prediction.on(state.speed_for(job, placement.node, placement.gpus))
         start_s = max(stamp.steady_s, room.until_steady_s)
         found[id_] = Start(
             job=id_, node=placement.node, gpus=placement.gpus, type=gpu_type, start_s=start_s, end_s=start_s + run_s,

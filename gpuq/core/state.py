@@ -287,8 +287,13 @@ class ClusterState:
 
     def job_speed(self, job: Job) -> float:
         """Speed of the GPUs a job runs on, as learnt for such jobs."""
-        factors = self.memory.factors(job.owner.name, job.spec.name)
-        return self.attempt_speed(job) * (factors.get(self.attempt_type(job), 1.0) if factors else 1.0)
+        return self.speed_for(job, job.attempt.node, job.attempt.gpus) if job.attempt is not None else 1.0
+
+    def speed_for(self, job: Job, name: NodeName, gpus: tuple[GpuUuid, ...]) -> float:
+        """Speed of these GPUs of a node for a job, as learnt for such jobs."""
+        factors = self.memory.factors(job.owner.name, job.spec.name) if gpus else {}
+        factor = factors.get(self.type_of(name, gpus[0]), 1.0) if factors else 1.0
+        return self.speed_of(name, gpus) * factor
 
     def attempt_speed(self, job: Job) -> float:
         """Speed prior of the GPUs a job runs on: the slowest of them; 1 without GPUs."""

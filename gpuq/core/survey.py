@@ -106,7 +106,7 @@ def _room_ends(
         job, placement = state.jobs[id_], room.placement
         wait_s = max((ends[each].left_s for each in room.attempts if each in ends), default=0.0)
         prediction = predict(state, job, weights)
-        run_s = prediction.on(state.speed_of(placement.node, placement.gpus))
+        run_s = prediction.on(state.speed_for(job, placement.node, placement.gpus))
         found[id_] = Remaining(left_s=wait_s + run_s, informed=prediction.informed)
     return found
 

@@ -89,6 +89,7 @@ class DaemonPlanner:
         self._is_stale = True
         self._solving = Solving()
         self._look_for_room_s = 0.0  # steady clock: when to see again whether a job should make room
+        self._may_look_s = 0.0  # and not before this, however much changes: it takes several plans
         loop.state.caps = Caps(
             tuple(AccountCap(each.name, each.users, each.max_gpus) for each in accounts), config.max_gpus_per_user
         )
@@ -167,22 +168,25 @@ class DaemonPlanner:
     async def _make_room(self) -> None:
         """Stop running jobs for a waiting one, where that is allowed and worth it; looked for when anything changed."""
         now = self._loop.clock.now()
-        if now.steady_s < self._look_for_room_s:
+        if now.steady_s < max(self._look_for_room_s, self._may_look_s):
             return
         protected = [protected_s(job, now) for job in self._loop.state.active() if job.spec.preemptible]
         every_s = self._setting_s("planner.every", self.config.every_s)
         self._look_for_room_s = now.steady_s + min([every_s, *(left_s for left_s in protected if left_s > 0.0)])
         if min(protected, default=inf) > 0.0:
             return
+        self._may_look_s = now.steady_s + self._setting_s("planner.min_gap", self.config.min_gap_s)
         problem = snapshot(self._loop.state, now, self.weights)
         found = find_eviction(self._loop.state, problem, greedy.plan(problem))
         if found is None:
             return
         asked = Evict(placement=found.placement, attempts=found.attempts, gain_s=found.gain_s)
-        for note in (await self._loop.ask(asked)).notes:
+        outcome = await self._loop.ask(asked)
+        for note in outcome.notes:
             log.info("%s (%.0f weighted seconds of waiting saved)", note, found.gain_s)
-        self._look_for_room_s = 0.0
-        self._wake.set()
+        if outcome.events:  # there may be more to gain; what was refused is not asked again at once
+            self._look_for_room_s = self._may_look_s = 0.0
+            self._wake.set()
 
     async def _dispatch_plan(self) -> Plan:
         """What starts now: at once where nobody competes for it, else after the solver had a look."""
